@@ -3,6 +3,8 @@
 def cc_proto(name, src, deps = [], grpc = False, visibility = None):
     """A cc_library of the messages (and, with grpc, the services) of one .proto file.
 
+    Imports are written from the workspace's root, as includes are.
+
     Args:
       name: of the cc_library.
       src: the .proto file, in this package.
@@ -11,7 +13,6 @@ def cc_proto(name, src, deps = [], grpc = False, visibility = None):
       visibility: of the library.
     """
     stem = src[:-len(".proto")]
-    protos = [src] + [d + "_src" for d in deps]
     native.filegroup(name = name + "_src", srcs = [src], visibility = visibility)
     outs = [stem + ".pb.h", stem + ".pb.cc"]
     cmd = "protoc -I. --cpp_out=$(GENDIR)"
@@ -20,7 +21,7 @@ def cc_proto(name, src, deps = [], grpc = False, visibility = None):
         cmd += " --grpc_out=$(GENDIR) --plugin=protoc-gen-grpc=/usr/bin/grpc_cpp_plugin"
     native.genrule(
         name = name + "_gen",
-        srcs = protos,
+        srcs = [src] + [d + "_src" for d in deps],
         outs = outs,
         cmd = cmd + " $(location %s)" % src,
     )
@@ -28,7 +29,7 @@ def cc_proto(name, src, deps = [], grpc = False, visibility = None):
         name = name,
         srcs = [o for o in outs if o.endswith(".cc")],
         hdrs = [o for o in outs if o.endswith(".h")],
-        copts = ["-Wno-all"],
+        copts = ["-Wno-all", "-Wno-extra"],
         deps = deps + ["//third_party:grpc" if grpc else "//third_party:protobuf"],
         visibility = visibility,
     )
