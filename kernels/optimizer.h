@@ -43,19 +43,19 @@ using StepScalars = std::array<float, 8>;
 
 // One run of elements of one parameter within one chunk.
 struct UpdateRun {
-  float* master = nullptr;                    // [count] read and written
-  std::array<float*, 2> state = {};           // [count] each; those the optimizer has
-  const void* grad = nullptr;                 // [count] of grad_dtype, the tree sum, unscaled yet
-  void* weight = nullptr;                     // [count] of weight_dtype, written only
-  size_t count = 0;                           // any; master etc. need 128-byte alignment only for speed
+  float* master = nullptr;           // [count] read and written
+  std::array<float*, 2> state = {};  // [count] each; those the optimizer has
+  const void* grad = nullptr;        // [count] of grad_dtype, the tree sum, unscaled yet
+  void* weight = nullptr;            // [count] of weight_dtype, written only
+  size_t count = 0;                  // any; master etc. need 128-byte alignment only for speed
   DType grad_dtype = DType::kFloat32;
   DType weight_dtype = DType::kFloat32;
-  float grad_factor = 1.0f;                   // unscale and clip; multiplies the fp32 gradient
+  float grad_factor = 1.0f;  // unscale and clip; multiplies the fp32 gradient
   const StepScalars* scalars = nullptr;
-  UndoLog* undo = nullptr;                    // null: not logged
-  uint32_t undo_epoch = 0;                    // low 32 bits of the `applied` this update leads to
-  uint32_t position = 0;                      // of element 0 of this run within its chunk
-  bool nontemporal_weights = true;            // caller issues StoreFence() before publishing
+  UndoLog* undo = nullptr;          // null: not logged
+  uint32_t undo_epoch = 0;          // low 32 bits of the `applied` this update leads to
+  uint32_t position = 0;            // of element 0 of this run within its chunk
+  bool nontemporal_weights = true;  // caller issues StoreFence() before publishing
 };
 
 // An optimizer. Instances are immutable, live for ever and are thread-safe.

@@ -19,8 +19,8 @@ inline constexpr size_t kBlockElements = 4096;
 
 // What a pass found in one block of the sum.
 struct BlockStats {
-  double sum_squares = 0;   // in the order of docs/numerics.md; Inf or NaN when not finite
-  uint32_t nonfinite = 0;   // 1: some element is Inf or NaN
+  double sum_squares = 0;  // in the order of docs/numerics.md; Inf or NaN when not finite
+  uint32_t nonfinite = 0;  // 1: some element is Inf or NaN
 };
 
 // How to fold a list of inputs: postfix, each op either "push the next input" or
