@@ -1,0 +1,68 @@
+#include "kernels/reduce.h"
+
+#include <algorithm>
+
+#include "kernels/targets.h"
+
+namespace shardd::kernels {
+namespace {
+
+// Scratch rows are numbered by the stack depth of the value they hold, so that
+// the plan needs as many rows as the program is deep.
+ReducePlan MakePlan(const ReduceProgram& program) {
+  ReducePlan plan;
+  std::vector<ReduceOperand> stack;
+  uint32_t next_input = 0;
+  for (const bool push : program.push) {
+    if (push) {
+      stack.push_back({.scratch = false, .index = next_input++});
+      continue;
+    }
+    const ReduceOperand right = stack.back();
+    stack.pop_back();
+    const auto row = static_cast<uint32_t>(stack.size() - 1);
+    plan.additions.push_back({.left = stack.back(), .right = right, .target = row});
+    stack.back() = {.scratch = true, .index = row};
+    plan.scratch_rows = std::max<size_t>(plan.scratch_rows, row + 1);
+  }
+  return plan;
+}
+
+template <class Bits>
+size_t FindNonFiniteBits(const void* data, size_t count, Bits exponent, Bits magnitude,
+                         bool* is_nan) {
+  const Bits* values = static_cast<const Bits*>(data);
+  for (size_t i = 0; i < count; ++i) {
+    if ((values[i] & exponent) != exponent) continue;
+    *is_nan = (values[i] & magnitude) > exponent;
+    return i;
+  }
+  return count;
+}
+
+}  // namespace
+
+void Reduce(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs,
+            size_t count, void* out, DType out_dtype, BlockStats* stats) {
+  SHARDD_FOR_ISA(isa, ReduceElements)
+  (MakePlan(program), inputs, count, out, out_dtype, stats);
+}
+
+void AddNodes(Isa isa, const ReduceInput& a, const ReduceInput& b, size_t count, float* out) {
+  SHARDD_FOR_ISA(isa, AddElements)(a, b, count, out);
+}
+
+size_t FindNonFinite(const void* data, DType dtype, size_t count, bool* is_nan) {
+  *is_nan = false;
+  switch (dtype) {
+    case DType::kFloat32:
+      return FindNonFiniteBits<uint32_t>(data, count, 0x7F800000, 0x7FFFFFFF, is_nan);
+    case DType::kBFloat16:
+      return FindNonFiniteBits<uint16_t>(data, count, 0x7F80, 0x7FFF, is_nan);
+    case DType::kFloat16:
+      return FindNonFiniteBits<uint16_t>(data, count, 0x7C00, 0x7FFF, is_nan);
+  }
+  return count;
+}
+
+}  // namespace shardd::kernels

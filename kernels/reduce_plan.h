@@ -1,0 +1,34 @@
+// A ReduceProgram laid out for execution: internal to the kernels.
+#ifndef SHARDD_KERNELS_REDUCE_PLAN_H_
+#define SHARDD_KERNELS_REDUCE_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace shardd::kernels {
+
+// Where an addition finds an operand: an input, or a scratch row that an earlier
+// addition wrote.
+struct ReduceOperand {
+  bool scratch = false;
+  uint32_t index = 0;
+};
+
+// One addition. The last one of a plan writes the output, the others write the
+// scratch row `target`.
+struct ReduceAddition {
+  ReduceOperand left, right;
+  uint32_t target = 0;
+};
+
+// Without additions the plan copies its only input. Every input is an operand
+// exactly once, and so is loaded once.
+struct ReducePlan {
+  std::vector<ReduceAddition> additions;
+  size_t scratch_rows = 0;
+};
+
+}  // namespace shardd::kernels
+
+#endif  // SHARDD_KERNELS_REDUCE_PLAN_H_

@@ -1,0 +1,49 @@
+// The functions that exist once per instruction set, and the choice between them.
+//
+// Each is compiled in namespace scalar, N_AVX2 and N_AVX3 (Highway's names) from
+// the same -inl.h text. With SHARDD_WITHOUT_HIGHWAY only the scalar ones exist.
+#ifndef SHARDD_KERNELS_TARGETS_H_
+#define SHARDD_KERNELS_TARGETS_H_
+
+#include <cstddef>
+
+#include "kernels/cast.h"
+#include "kernels/dtype.h"
+#include "kernels/isa.h"
+#include "kernels/optimizer.h"
+#include "kernels/reduce.h"
+#include "kernels/reduce_plan.h"
+
+#define SHARDD_DECLARE_TARGET_FUNCTIONS                                                          \
+  void UpdateAdamW(const UpdateRun& run);                                                        \
+  void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count, \
+                      void* out, DType out_dtype, BlockStats* stats);                            \
+  void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out);        \
+  void MasterToWeightElements(const float* master, size_t count, void* weight, DType dtype);     \
+  void Fp32ToGradElements(const float* in, size_t count, void* out, DType dtype);                \
+  void ToFp32Elements(const void* in, DType dtype, size_t count, float* out);
+
+namespace shardd::kernels {
+
+namespace scalar {
+SHARDD_DECLARE_TARGET_FUNCTIONS
+}
+namespace N_AVX2 {
+SHARDD_DECLARE_TARGET_FUNCTIONS
+}
+namespace N_AVX3 {
+SHARDD_DECLARE_TARGET_FUNCTIONS
+}
+
+}  // namespace shardd::kernels
+
+#if defined(SHARDD_WITHOUT_HIGHWAY)
+#define SHARDD_FOR_ISA(isa, function) (static_cast<void>(isa), &scalar::function)
+#else
+#define SHARDD_FOR_ISA(isa, function)        \
+  ((isa) == Isa::kAvx512 ? &N_AVX3::function \
+   : (isa) == Isa::kAvx2 ? &N_AVX2::function \
+                         : &scalar::function)
+#endif
+
+#endif  // SHARDD_KERNELS_TARGETS_H_
