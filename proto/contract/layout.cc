@@ -24,18 +24,16 @@ uint64_t ChooseBucket(uint64_t flat, uint32_t chunk) {
 }
 
 absl::StatusOr<uint64_t> CountElements(const ParameterSpec& spec) {
+  // A zero first: it makes any other extent harmless.
+  const bool zero = std::find(spec.shape.begin(), spec.shape.end(), 0) != spec.shape.end();
   uint64_t count = 1;
-  bool zero = false;
   for (int64_t extent : spec.shape) {
     if (extent < 0) {
       return absl::InvalidArgumentError(absl::StrCat("parameter '", spec.name, "' has the extent ",
                                                      extent,
                                                      " in its shape; extents are 0 or more"));
     }
-    if (extent == 0) {
-      zero = true;
-      continue;
-    }
+    if (zero) continue;
     if (count > kMaxElements / static_cast<uint64_t>(extent)) {
       return absl::InvalidArgumentError(absl::StrCat("parameter '", spec.name, "' has more than ",
                                                      kMaxElements,
