@@ -56,7 +56,7 @@ struct ScalarLane {
     } else if constexpr (kDType == DType::kBFloat16) {
       return Flush(WidenBFloat16(static_cast<const uint16_t*>(base)[index]));
     } else {
-      return WidenFloat16(static_cast<const uint16_t*>(base)[index]);
+      return Flush(WidenFloat16(static_cast<const uint16_t*>(base)[index]));
     }
   }
 
