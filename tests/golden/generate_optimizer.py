@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Writes or checks tests/golden/optimizer_NAME.safetensors in float64.
+
+  generate_optimizer.py adamw OUT.safetensors           fresh inputs from --seed
+  generate_optimizer.py adamw OUT.safetensors --inputs=OLD.safetensors
+                                                        param0 and grads of OLD
+  generate_optimizer.py --check FILE.safetensors        recomputes params_f64
+
+A file holds param0 [257] f32, grads [steps, 257] f32 and params_f64 [steps, 257]:
+the parameters after each step, in Python's floats, which are IEEE binary64. The
+metadata holds the optimizer and every hyper-parameter. Nothing but the standard
+library is used.
+"""
+
+import argparse
+import json
+import math
+import random
+import struct
+import sys
+
+ELEMENTS = 257
+STEPS = 12
+
+# Optimizers in float64: name -> function(param0, grads, hyper) -> params per step.
+
+
+def adamw(param0, grads, hyper):
+    """PyTorch's AdamW: decoupled decay, bias corrections, eps outside the root."""
+    lr, eps, decay = hyper["lr"], hyper["eps"], hyper["weight_decay"]
+    beta1, beta2 = hyper["beta1"], hyper["beta2"]
+    param = list(param0)
+    exp_avg = [0.0] * len(param)
+    exp_avg_sq = [0.0] * len(param)
+    history = []
+    for step, grad in enumerate(grads, start=1):
+        correction1 = 1.0 - beta1**step
+        root_correction2 = math.sqrt(1.0 - beta2**step)
+        for i, g in enumerate(grad):
+            param[i] *= 1.0 - lr * decay
+            exp_avg[i] = exp_avg[i] * beta1 + g * (1.0 - beta1)
+            exp_avg_sq[i] = exp_avg_sq[i] * beta2 + g * g * (1.0 - beta2)
+            denominator = math.sqrt(exp_avg_sq[i]) / root_correction2 + eps
+            param[i] -= lr / correction1 * exp_avg[i] / denominator
+        history.append(list(param))
+    return history
+
+
+OPTIMIZERS = {
+    "adamw": (adamw, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+                      "weight_decay": 0.01}),
+}
+
+
+def round_to_f32(value):
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def fresh_inputs(seed):
+    """Parameters and gradients about 1, with some elements tiny, zero and large."""
+    rng = random.Random(seed)
+    scales = [10.0 ** rng.uniform(-4, 1) for _ in range(ELEMENTS)]
+    param0 = [round_to_f32(rng.gauss(0, 1)) for _ in range(ELEMENTS)]
+    grads = [[round_to_f32(0.0 if rng.random() < 0.05 else rng.gauss(0, scale))
+              for scale in scales] for _ in range(STEPS)]
+    return param0, grads
+
+
+def write_safetensors(path, metadata, tensors):
+    """tensors: list of (name, dtype, shape, bytes)."""
+    header = {"__metadata__": metadata}
+    offset = 0
+    for name, dtype, shape, data in tensors:
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for _, _, _, data in tensors:
+            out.write(data)
+
+
+def read_safetensors(path):
+    """Returns metadata and {name: (shape, flat list of floats)}."""
+    with open(path, "rb") as file:
+        data = file.read()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8:8 + length])
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = (8 + length + o for o in entry["data_offsets"])
+        code, size = {"F32": ("f", 4), "F64": ("d", 8)}[entry["dtype"]]
+        values = struct.unpack("<%d%s" % ((end - begin) // size, code), data[begin:end])
+        tensors[name] = (entry["shape"], list(values))
+    return metadata, tensors
+
+
+def inputs_of(path):
+    metadata, tensors = read_safetensors(path)
+    (steps, elements), flat = tensors["grads"]
+    grads = [flat[s * elements:(s + 1) * elements] for s in range(steps)]
+    return metadata, tensors["param0"][1], grads, tensors["params_f64"][1]
+
+
+def write(path, name, param0, grads):
+    function, hyper = OPTIMIZERS[name]
+    history = function(param0, grads, hyper)
+    metadata = {"optimizer": name, **{key: repr(value) for key, value in hyper.items()}}
+    count, steps = len(param0), len(grads)
+    flat_grads = [g for grad in grads for g in grad]
+    flat_history = [p for params in history for p in params]
+    write_safetensors(path, metadata, [
+        ("param0", "F32", [count], struct.pack("<%df" % count, *param0)),
+        ("grads", "F32", [steps, count], struct.pack("<%df" % len(flat_grads), *flat_grads)),
+        ("params_f64", "F64", [steps, count],
+         struct.pack("<%dd" % len(flat_history), *flat_history)),
+    ])
+
+
+def check(path):
+    """True if params_f64 are what this script computes, to a few roundings of float64."""
+    metadata, param0, grads, stored = inputs_of(path)
+    function, defaults = OPTIMIZERS[metadata["optimizer"]]
+    hyper = {key: float(metadata[key]) for key in defaults}
+    computed = [p for params in function(param0, grads, hyper) for p in params]
+    worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(computed, stored))
+    good = len(computed) == len(stored) and worst < 1e-13
+    print("%s: worst relative difference %.3g: %s" % (path, worst, "pass" if good else "FAIL"))
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("optimizer", nargs="?", choices=sorted(OPTIMIZERS))
+    parser.add_argument("out", nargs="?")
+    parser.add_argument("--inputs", help="take param0 and grads from this file")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--check", metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.check:
+        sys.exit(0 if check(arguments.check) else 1)
+    if not arguments.out:
+        parser.error("OPTIMIZER and OUT are needed")
+    if arguments.inputs:
+        _, param0, grads, _ = inputs_of(arguments.inputs)
+    else:
+        param0, grads = fresh_inputs(arguments.seed)
+    write(arguments.out, arguments.optimizer, param0, grads)
+
+
+if __name__ == "__main__":
+    main()
