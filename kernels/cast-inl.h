@@ -30,7 +30,7 @@ struct WideningCast {
 // Whole lanes, then the rest by way of padded copies: nothing beyond the arrays
 // is read or written.
 template <class Lane, class Cast>
-SHARDD_LANE_FUNCTION void CastLoop(const void* in, size_t count, void* out) {
+void CastLoop(const void* in, size_t count, void* out) {
   size_t i = 0;
   for (; i + Lane::kWidth <= count; i += Lane::kWidth) Cast::Apply(in, i, out);
   if (i == count) return;
@@ -44,7 +44,7 @@ SHARDD_LANE_FUNCTION void CastLoop(const void* in, size_t count, void* out) {
 
 // CastLoop with Cast<Lane, dtype>.
 template <class Lane, template <class, DType> class Cast>
-SHARDD_LANE_FUNCTION void CastAny(const void* in, size_t count, void* out, DType dtype) {
+void CastAny(const void* in, size_t count, void* out, DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
       return CastLoop<Lane, Cast<Lane, DType::kFloat32>>(in, count, out);

@@ -146,10 +146,14 @@ TEST_P(CastOnIsa, AllMasters) {
   constexpr size_t kBatch = 1 << 16;
   constexpr uint32_t kThreads = 2;
   std::vector<std::string> failures(kThreads);
-  const auto sweep = [&failures](uint32_t thread) {
+  // All of them for the reference and for what users run; a sixteenth, in which
+  // every exponent is, for what lies between.
+  const bool all = GetParam() == Isa::kScalar || GetParam() == BestIsa();
+  const auto sweep = [&failures, all](uint32_t thread) {
     std::vector<float> in(kBatch);
     std::vector<uint16_t> weight(kBatch), grad(kBatch), half(kBatch), half_scalar(kBatch);
     for (uint32_t batch = thread; batch < 65536; batch += kThreads) {
+      if (!all && batch % 16 != 5 && batch % 16 != 10) continue;
       for (uint32_t i = 0; i < kBatch; ++i) {
         const uint32_t bits = batch << 16 | i;
         std::memcpy(&in[i], &bits, sizeof bits);

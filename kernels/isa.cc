@@ -1,5 +1,11 @@
 #include "kernels/isa.h"
 
+#if !defined(SHARDD_WITHOUT_HIGHWAY)
+#include "kernels/highway_targets.h"
+// After it:
+#include "hwy/targets.h"
+#endif
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -26,6 +32,11 @@ const char* IsaName(Isa isa) {
 
 std::vector<Isa> SupportedIsas() {
   std::vector<Isa> isas = {Isa::kScalar};
+#if !defined(SHARDD_WITHOUT_HIGHWAY)
+  const auto targets = hwy::SupportedTargets();
+  if ((targets & HWY_AVX2) != 0) isas.push_back(Isa::kAvx2);
+  if ((targets & HWY_AVX3) != 0) isas.push_back(Isa::kAvx512);
+#endif
   return isas;
 }
 

@@ -58,7 +58,7 @@ template <class Lane>
 struct ScratchSink {
   float* out;
   template <class Source>
-  SHARDD_LANE_FUNCTION void Consume(const Source& source, size_t n) const {
+  void Consume(const Source& source, size_t n) const {
     for (size_t i = 0; i < n; i += Lane::kWidth) Lane::Store(source.Get(i), out + i);
   }
 };
@@ -68,7 +68,7 @@ template <class Lane>
 struct NodeSink {
   float* out;
   template <class Source>
-  SHARDD_LANE_FUNCTION void Consume(const Source& source, size_t n) const {
+  void Consume(const Source& source, size_t n) const {
     for (size_t i = 0; i < n; i += Lane::kWidth) {
       Lane::Store(Lane::Canonical(source.Get(i)), out + i);
     }
@@ -82,7 +82,7 @@ struct RootSink {
   typename Lane::BlockSums* sums;
 
   template <class Source>
-  SHARDD_LANE_FUNCTION void Consume(const Source& source, size_t n) const {
+  void Consume(const Source& source, size_t n) const {
     typename Lane::BlockSums local = *sums;  // in registers for the tile
     for (size_t i = 0; i < n; i += 32) Consume32<0>(source, i, &local);
     *sums = local;
@@ -106,7 +106,7 @@ struct RootSink {
 };
 
 template <class Lane, RowKind kLeft, class Sink>
-SHARDD_LANE_FUNCTION void AddToLeft(const Row& left, const Row& right, size_t n, const Sink& sink) {
+void AddToLeft(const Row& left, const Row& right, size_t n, const Sink& sink) {
   switch (right.kind) {
     case RowKind::kFloat32:
       return sink.Consume(SumOfRows<Lane, kLeft, RowKind::kFloat32>{left.data, right.data}, n);
@@ -121,7 +121,7 @@ SHARDD_LANE_FUNCTION void AddToLeft(const Row& left, const Row& right, size_t n,
 
 // Sends left + right, n elements (a multiple of Lane::kWidth), to the sink.
 template <class Lane, class Sink>
-SHARDD_LANE_FUNCTION void AddRows(const Row& left, const Row& right, size_t n, const Sink& sink) {
+void AddRows(const Row& left, const Row& right, size_t n, const Sink& sink) {
   switch (left.kind) {
     case RowKind::kFloat32:
       return AddToLeft<Lane, RowKind::kFloat32>(left, right, n, sink);
@@ -139,8 +139,7 @@ class Reduction {
  public:
   using BlockSums = typename Lane::BlockSums;
 
-  SHARDD_LANE_FUNCTION Reduction(const ReducePlan& plan, std::span<const ReduceInput> inputs,
-                                 DType out_dtype)
+  Reduction(const ReducePlan& plan, std::span<const ReduceInput> inputs, DType out_dtype)
       : plan_(plan), inputs_(inputs), out_dtype_(out_dtype) {
     const size_t bytes = plan.scratch_rows * kTileElements * sizeof(float);
     scratch_storage_.resize(bytes + 64);
@@ -150,7 +149,7 @@ class Reduction {
 
   // Folds elements first .. first + n - 1 of the inputs (n at most a block) into
   // out[0 .. n - 1].
-  SHARDD_LANE_FUNCTION BlockStats Block(size_t first, size_t n, void* out) {
+  BlockStats Block(size_t first, size_t n, void* out) {
     BlockSums sums = {};
     const size_t whole = n / 32 * 32;
     for (size_t i = 0; i < whole; i += kTileElements) {
@@ -175,8 +174,7 @@ class Reduction {
   }
 
  private:
-  SHARDD_LANE_FUNCTION Row Find(std::span<const ReduceInput> inputs, ReduceOperand operand,
-                                size_t first) const {
+  Row Find(std::span<const ReduceInput> inputs, ReduceOperand operand, size_t first) const {
     if (operand.scratch) return {RowKind::kScratch, scratch_ + operand.index * kTileElements};
     const ReduceInput& input = inputs[operand.index];
     return {KindOf(input.dtype),
@@ -184,8 +182,8 @@ class Reduction {
   }
 
   template <bool kStreamTile>
-  SHARDD_LANE_FUNCTION void Tile(std::span<const ReduceInput> inputs, size_t first, size_t n,
-                                 void* out, BlockSums* sums) {
+  void Tile(std::span<const ReduceInput> inputs, size_t first, size_t n, void* out,
+            BlockSums* sums) {
     if (plan_.additions.empty()) {
       return CopyTile<kStreamTile>(Find(inputs, {.scratch = false, .index = 0}, first), n, out,
                                    sums);
@@ -201,7 +199,7 @@ class Reduction {
   }
 
   template <bool kStreamTile>
-  SHARDD_LANE_FUNCTION void CopyTile(const Row& row, size_t n, void* out, BlockSums* sums) {
+  void CopyTile(const Row& row, size_t n, void* out, BlockSums* sums) {
     const RootSink<Lane, DType::kFloat32, kStreamTile> to_fp32{out, sums};
     const bool widen = out_dtype_ == DType::kFloat32;
     switch (row.kind) {
@@ -221,7 +219,7 @@ class Reduction {
 
   // A tile of n < 32 elements, by way of zero-padded copies: nothing beyond the
   // inputs is read, and zeros change no statistic.
-  SHARDD_LANE_FUNCTION void PaddedTile(size_t first, size_t n, void* out, BlockSums* sums) {
+  void PaddedTile(size_t first, size_t n, void* out, BlockSums* sums) {
     struct alignas(64) Padded {
       float values[32] = {};
     };
@@ -246,9 +244,8 @@ class Reduction {
 };
 
 template <class Lane, bool kStream>
-SHARDD_LANE_FUNCTION void ReduceBlocks(const ReducePlan& plan, std::span<const ReduceInput> inputs,
-                                       size_t count, void* out, DType out_dtype,
-                                       BlockStats* stats) {
+void ReduceBlocks(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,
+                  void* out, DType out_dtype, BlockStats* stats) {
   Reduction<Lane, kStream> reduction(plan, inputs, out_dtype);
   for (size_t i = 0; i < count; i += kBlockElements) {
     const size_t n = count - i < kBlockElements ? count - i : kBlockElements;
@@ -261,8 +258,7 @@ SHARDD_LANE_FUNCTION void ReduceBlocks(const ReducePlan& plan, std::span<const R
 // a + b into out, which may be either: plain stores, each lane read before it is
 // written.
 template <class Lane>
-SHARDD_LANE_FUNCTION void AddLoop(const ReduceInput& a, const ReduceInput& b, size_t count,
-                                  float* out) {
+void AddLoop(const ReduceInput& a, const ReduceInput& b, size_t count, float* out) {
   const Row left{KindOf(a.dtype), a.data}, right{KindOf(b.dtype), b.data};
   const size_t whole = count / Lane::kWidth * Lane::kWidth;
   AddRows<Lane>(left, right, whole, NodeSink<Lane>{out});

@@ -63,7 +63,7 @@ SHARDD_LANE_FUNCTION void CopyToSlot(const float* from, float* to, size_t n) {
 }
 
 template <class Lane, class Formula, DType kGrad, DType kWeight, bool kStream>
-SHARDD_LANE_FUNCTION void UpdateGroups(const UpdateRun& run) {
+void UpdateGroups(const UpdateRun& run) {
   static_assert(kUndoElements % Lane::kWidth == 0);
   const Formula formula(run.scalars->data());
   const typename Lane::V grad_factor = Lane::Set(run.grad_factor);
@@ -95,7 +95,7 @@ SHARDD_LANE_FUNCTION void UpdateGroups(const UpdateRun& run) {
 }
 
 template <class Lane, class Formula, DType kGrad, DType kWeight>
-SHARDD_LANE_FUNCTION void UpdateTyped(const UpdateRun& run) {
+void UpdateTyped(const UpdateRun& run) {
   // Streaming stores want whole vectors at their own alignment.
   const bool aligned = reinterpret_cast<uintptr_t>(run.weight) % 64 == 0;
   if (run.nontemporal_weights && aligned) {
@@ -106,7 +106,7 @@ SHARDD_LANE_FUNCTION void UpdateTyped(const UpdateRun& run) {
 }
 
 template <class Lane, class Formula, DType kGrad>
-SHARDD_LANE_FUNCTION void UpdateWithGrad(const UpdateRun& run) {
+void UpdateWithGrad(const UpdateRun& run) {
   switch (run.weight_dtype) {
     case DType::kFloat32:
       return UpdateTyped<Lane, Formula, kGrad, DType::kFloat32>(run);
@@ -119,7 +119,7 @@ SHARDD_LANE_FUNCTION void UpdateWithGrad(const UpdateRun& run) {
 
 // The whole of Optimizer::Update for one formula and lane type.
 template <class Lane, class Formula>
-SHARDD_LANE_FUNCTION void UpdateLoop(const UpdateRun& run) {
+void UpdateLoop(const UpdateRun& run) {
   switch (run.grad_dtype) {
     case DType::kFloat32:
       return UpdateWithGrad<Lane, Formula, DType::kFloat32>(run);

@@ -1,0 +1,161 @@
+// The lane type of one Highway vector: the operations of ScalarLane
+// (scalar_lane.h), the same bits. Included inside namespace HWY_NAMESPACE of each
+// target, without a guard.
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using LaneFloats = hn::ScalableTag<float>;
+using LaneBits = hn::RebindToUnsigned<LaneFloats>;
+using LaneWords = hn::Rebind<uint16_t, LaneFloats>;
+using LaneHalves = hn::Rebind<hwy::float16_t, LaneFloats>;
+using LaneDoubles = hn::ScalableTag<double>;
+
+struct SimdBlockSums;
+
+struct SimdLane {
+  using V = hn::Vec<LaneFloats>;
+  using Bits = hn::Vec<LaneBits>;
+  using Words = hn::Vec<LaneWords>;
+  using BlockSums = SimdBlockSums;
+  static constexpr size_t kWidth = HWY_LANES(float);
+
+  static HWY_INLINE V Flush(V x) {
+    const Bits bits = hn::BitCast(LaneBits(), x);
+    const Bits mask = hn::Set(LaneBits(), kFlushMask);
+#if HWY_TARGET == HWY_AVX3
+    // One test and one masked move instead of and, compare, move.
+    return V{_mm512_maskz_mov_ps(_mm512_test_epi32_mask(bits.raw, mask.raw), x.raw)};
+#else
+    const auto tiny = hn::Eq(hn::And(bits, mask), hn::Zero(LaneBits()));
+    return hn::IfThenZeroElse(hn::RebindMask(LaneFloats(), tiny), x);
+#endif
+  }
+
+  static HWY_INLINE V Set(float x) { return Flush(hn::Set(LaneFloats(), x)); }
+  static HWY_INLINE V Add(V a, V b) { return Flush(hn::Add(a, b)); }
+  static HWY_INLINE V Sub(V a, V b) { return Flush(hn::Sub(a, b)); }
+  static HWY_INLINE V Mul(V a, V b) { return Flush(hn::Mul(a, b)); }
+  static HWY_INLINE V Div(V a, V b) { return Flush(hn::Div(a, b)); }
+  static HWY_INLINE V Fma(V a, V b, V c) { return Flush(hn::MulAdd(a, b, c)); }
+  static HWY_INLINE V Sqrt(V a) { return hn::Sqrt(a); }
+
+  static HWY_INLINE V Canonical(V x) {
+    const V nan = hn::BitCast(LaneFloats(), hn::Set(LaneBits(), kCanonicalNanBits));
+    return hn::IfThenElse(hn::IsNaN(x), nan, x);
+  }
+
+  static HWY_INLINE V LoadRaw(const float* p) { return hn::LoadU(LaneFloats(), p); }
+  static HWY_INLINE V Load(const float* p) { return Flush(LoadRaw(p)); }
+  static HWY_INLINE void Store(V x, float* p) { hn::StoreU(x, LaneFloats(), p); }
+
+  template <DType kDType>
+  static HWY_INLINE V LoadExact(const void* base, size_t index) {
+    if constexpr (kDType == DType::kFloat32) {
+      return LoadRaw(static_cast<const float*>(base) + index);
+    } else {
+      const Words words = hn::LoadU(LaneWords(), static_cast<const uint16_t*>(base) + index);
+      if constexpr (kDType == DType::kBFloat16) {
+        return hn::BitCast(LaneFloats(), hn::ShiftLeft<16>(hn::PromoteTo(LaneBits(), words)));
+      } else {
+        return hn::PromoteTo(LaneFloats(), hn::BitCast(LaneHalves(), words));
+      }
+    }
+  }
+
+  template <DType kDType>
+  static HWY_INLINE V LoadAs(const void* base, size_t index) {
+    return Flush(LoadExact<kDType>(base, index));
+  }
+
+  template <bool kStream>
+  static HWY_INLINE void StoreMaybeStreamed(V x, float* p) {
+    if constexpr (kStream) {
+      hn::Stream(x, LaneFloats(), p);
+    } else {
+      hn::StoreU(x, LaneFloats(), p);
+    }
+  }
+
+  template <bool kStream>
+  static HWY_INLINE void StoreWords(Words words, void* base, size_t index) {
+    uint16_t* const p = static_cast<uint16_t*>(base) + index;
+    if constexpr (kStream) {
+      hn::Stream(words, LaneWords(), p);
+    } else {
+      hn::StoreU(words, LaneWords(), p);
+    }
+  }
+
+  // Highway's own conversions to bf16 truncate.
+  static HWY_INLINE Words UpperWords(Bits bits) {
+    return hn::TruncateTo(LaneWords(), hn::ShiftRight<16>(bits));
+  }
+  static HWY_INLINE Words BFloat16TiesAway(V x) {
+    return UpperWords(hn::Add(hn::BitCast(LaneBits(), x), hn::Set(LaneBits(), 0x8000u)));
+  }
+  static HWY_INLINE Words BFloat16TiesEven(V x) {
+    const Bits bits = hn::BitCast(LaneBits(), x);
+    const Bits odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(LaneBits(), 1u));
+    return UpperWords(hn::Add(hn::Add(bits, odd), hn::Set(LaneBits(), 0x7FFFu)));
+  }
+  static HWY_INLINE Words Float16TiesEven(V x) {
+    return hn::BitCast(LaneWords(), hn::DemoteTo(LaneHalves(), x));
+  }
+
+  template <DType kDType, bool kStream>
+  static HWY_INLINE void StoreWeight(V x, void* base, size_t index) {
+    if constexpr (kDType == DType::kFloat32) {
+      StoreMaybeStreamed<kStream>(x, static_cast<float*>(base) + index);
+    } else if constexpr (kDType == DType::kBFloat16) {
+      StoreWords<kStream>(BFloat16TiesAway(x), base, index);
+    } else {
+      StoreWords<kStream>(Float16TiesEven(x), base, index);
+    }
+  }
+
+  template <DType kDType>
+  static HWY_INLINE void StoreNearest(V x, void* base, size_t index) {
+    if constexpr (kDType == DType::kFloat32) {
+      Store(x, static_cast<float*>(base) + index);
+    } else if constexpr (kDType == DType::kBFloat16) {
+      StoreWords<false>(BFloat16TiesEven(x), base, index);
+    } else {
+      StoreWords<false>(Float16TiesEven(x), base, index);
+    }
+  }
+};
+
+// The 32 lane sums of a block as vectors of doubles.
+struct SimdBlockSums {
+  static constexpr size_t kDoubles = HWY_LANES(double);
+
+  template <size_t kLane>
+  HWY_INLINE void Add(SimdLane::V x) {
+    const hn::Half<LaneFloats> half;
+    AddDoubles<kLane / kDoubles>(hn::PromoteTo(LaneDoubles(), hn::LowerHalf(half, x)));
+    AddDoubles<kLane / kDoubles + 1>(hn::PromoteTo(LaneDoubles(), hn::UpperHalf(half, x)));
+    const auto magnitude = hn::And(hn::BitCast(LaneBits(), x), hn::Set(LaneBits(), 0x7FFFFFFFu));
+    largest = hn::Max(largest, magnitude);
+  }
+
+  template <size_t kIndex>
+  HWY_INLINE void AddDoubles(hn::Vec<LaneDoubles> x) {
+    lanes[kIndex] = hn::MulAdd(x, x, lanes[kIndex]);
+  }
+
+  HWY_INLINE void CopyLanes(double* out) const {
+    for (size_t i = 0; i < 32 / kDoubles; ++i) {
+      hn::StoreU(lanes[i], LaneDoubles(), out + i * kDoubles);
+    }
+  }
+
+  HWY_INLINE uint32_t Largest() const {
+    uint32_t bits[HWY_LANES(uint32_t)], result = 0;
+    hn::StoreU(largest, LaneBits(), bits);
+    for (const uint32_t value : bits) result = value > result ? value : result;
+    return result;
+  }
+
+  hn::Vec<LaneDoubles> lanes[32 / kDoubles];
+  hn::Vec<LaneBits> largest;
+};
