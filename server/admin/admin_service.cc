@@ -1,0 +1,198 @@
+#include "server/admin/admin_service.h"
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "proto/contract/segments.h"
+#include "server/control/unary_call.h"
+
+namespace shardd::admin {
+
+namespace {
+
+template <typename Reply>
+std::shared_ptr<control::UnaryCall<Reply>> MakeCall(grpc::CallbackServerContext* context,
+                                                    Reply* reply) {
+  return std::make_shared<control::UnaryCall<Reply>>(context, reply);
+}
+
+absl::StatusOr<env::FailpointAction> ParseAction(const std::string& action) {
+  if (action == "off") return env::FailpointAction::kOff;
+  if (action == "wait") return env::FailpointAction::kWait;
+  if (action == "kill") return env::FailpointAction::kKill;
+  return absl::InvalidArgumentError(
+      absl::StrCat("failpoint action '", action, "' is unknown; there are: off, wait, kill"));
+}
+
+}  // namespace
+
+AdminService::AdminService(ServerFacts facts, control::SessionRegistry* sessions,
+                           control::JobRegistry* jobs, const store::StateDirectory* directory,
+                           env::Budget* budget, env::Failpoints* failpoints,
+                           step::Counters* counters)
+    : facts_(std::move(facts)),
+      sessions_(sessions),
+      jobs_(jobs),
+      directory_(directory),
+      budget_(budget),
+      failpoints_(failpoints),
+      counters_(counters) {}
+
+absl::StatusOr<AdminService::Caller> AdminService::FindCaller(const std::string& token) const {
+  absl::StatusOr<std::shared_ptr<step::Session>> session = sessions_->Find(token);
+  if (!session.ok()) {
+    counters_->refused_calls += 1;
+    return session.status();
+  }
+  const uid_t uid = (*session)->uid;
+  return Caller{uid, uid == 0 || uid == geteuid()};
+}
+
+grpc::ServerUnaryReactor* AdminService::ServerInfo(grpc::CallbackServerContext* context,
+                                                   const v1::ServerInfoRequest* request,
+                                                   v1::ServerInfoReply* reply) {
+  auto call = MakeCall(context, reply);
+  absl::StatusOr<Caller> caller = FindCaller(request->token());
+  if (!caller.ok()) {
+    call->Finish(caller.status());
+    return call->reactor();
+  }
+  v1::ServerInfoReply info;
+  info.set_version(facts_.version);
+  info.set_protocol_version(contract::kProtocolVersion);
+  info.set_pid(getpid());
+  info.set_uptime_seconds(absl::ToInt64Seconds(absl::Now() - facts_.started));
+  info.set_isa(facts_.isa);
+  info.set_threads(facts_.threads);
+  info.set_budget_bytes(budget_->limit());
+  info.set_planned_bytes(budget_->used());
+  info.set_state_directory(directory_->path());
+  info.set_page_bytes(directory_->page_bytes());
+  info.set_sessions(static_cast<uint32_t>(sessions_->size()));
+  info.set_refused_descriptors(counters_->refused_descriptors);
+  info.set_refused_calls(counters_->refused_calls);
+  call->Finish(std::move(info));
+  return call->reactor();
+}
+
+grpc::ServerUnaryReactor* AdminService::ListJobs(grpc::CallbackServerContext* context,
+                                                 const v1::ListJobsRequest* request,
+                                                 v1::ListJobsReply* reply) {
+  auto call = MakeCall(context, reply);
+  absl::StatusOr<Caller> caller = FindCaller(request->token());
+  if (!caller.ok()) {
+    call->Finish(caller.status());
+    return call->reactor();
+  }
+  v1::ListJobsReply list;
+  if (!request->name().empty()) {
+    absl::StatusOr<std::shared_ptr<step::Job>> job =
+        jobs_->Find(request->name(), caller->uid, caller->privileged);
+    if (!job.ok()) {
+      call->Finish(job.status());
+      return call->reactor();
+    }
+    *list.add_jobs() = (*job)->Status();
+  } else {
+    for (const auto& job : jobs_->Visible(caller->uid, caller->privileged)) {
+      *list.add_jobs() = job->Status();
+    }
+  }
+  call->Finish(std::move(list));
+  return call->reactor();
+}
+
+grpc::ServerUnaryReactor* AdminService::ListShards(grpc::CallbackServerContext* context,
+                                                   const v1::ListShardsRequest* request,
+                                                   v1::ListShardsReply* reply) {
+  auto call = MakeCall(context, reply);
+  absl::StatusOr<Caller> caller = FindCaller(request->token());
+  if (!caller.ok()) {
+    call->Finish(caller.status());
+    return call->reactor();
+  }
+  absl::StatusOr<std::shared_ptr<step::Job>> job =
+      jobs_->Find(request->job(), caller->uid, caller->privileged);
+  if (job.ok()) {
+    call->Finish((*job)->Shards());
+  } else {
+    call->Finish(job.status());
+  }
+  return call->reactor();
+}
+
+grpc::ServerUnaryReactor* AdminService::DeleteJob(grpc::CallbackServerContext* context,
+                                                  const v1::DeleteJobRequest* request,
+                                                  v1::DeleteJobReply* reply) {
+  auto call = MakeCall(context, reply);
+  absl::StatusOr<Caller> caller = FindCaller(request->token());
+  if (!caller.ok()) {
+    call->Finish(caller.status());
+    return call->reactor();
+  }
+  absl::StatusOr<std::shared_ptr<step::Job>> job =
+      jobs_->Find(request->job(), caller->uid, caller->privileged);
+  if (job.ok()) {
+    jobs_->Delete(request->job(), request->force(), control::Answering(call));
+  } else {
+    call->Finish(job.status());
+  }
+  return call->reactor();
+}
+
+absl::Status AdminService::CheckFailpoints(const std::string& token) const {
+  absl::StatusOr<Caller> caller = FindCaller(token);
+  if (!caller.ok()) return caller.status();
+  if (!facts_.failpoints) {
+    return absl::FailedPreconditionError(
+        "failpoints are off; they are for tests: start the daemon with --failpoints=true");
+  }
+  if (!caller->privileged) {
+    return absl::PermissionDeniedError("failpoints are for the daemon's own user");
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* AdminService::ArmFailpoint(grpc::CallbackServerContext* context,
+                                                     const v1::ArmFailpointRequest* request,
+                                                     v1::ArmFailpointReply* reply) {
+  auto call = MakeCall(context, reply);
+  absl::Status status = CheckFailpoints(request->token());
+  absl::StatusOr<env::FailpointAction> action = ParseAction(request->action());
+  if (status.ok()) status = action.status();
+  if (status.ok()) status = failpoints_->Arm(request->name(), *action, request->skip());
+  call->Finish(status);
+  return call->reactor();
+}
+
+grpc::ServerUnaryReactor* AdminService::WaitFailpoint(grpc::CallbackServerContext* context,
+                                                      const v1::WaitFailpointRequest* request,
+                                                      v1::WaitFailpointReply* reply) {
+  auto call = MakeCall(context, reply);
+  if (absl::Status status = CheckFailpoints(request->token()); !status.ok()) {
+    call->Finish(status);
+    return call->reactor();
+  }
+  const std::string name = request->name();
+  const absl::Duration timeout = absl::Seconds(std::clamp(request->deadline_seconds(), 0.0, 600.0));
+  waiters_.Post([this, call, name, timeout] {
+    absl::StatusOr<uint64_t> hits = failpoints_->AwaitHit(name, timeout);
+    if (!hits.ok()) return call->Finish(hits.status());
+    v1::WaitFailpointReply answer;
+    answer.set_hits(*hits);
+    call->Finish(std::move(answer));
+  });
+  return call->reactor();
+}
+
+grpc::ServerUnaryReactor* AdminService::ReleaseFailpoint(grpc::CallbackServerContext* context,
+                                                         const v1::ReleaseFailpointRequest* request,
+                                                         v1::ReleaseFailpointReply* reply) {
+  auto call = MakeCall(context, reply);
+  absl::Status status = CheckFailpoints(request->token());
+  if (status.ok()) status = failpoints_->Release(request->name());
+  call->Finish(status);
+  return call->reactor();
+}
+
+}  // namespace shardd::admin

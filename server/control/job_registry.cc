@@ -1,0 +1,253 @@
+#include "server/control/job_registry.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/control/job_spec.h"
+
+namespace shardd::control {
+
+namespace {
+
+absl::Status CheckPlace(const v1::OpenRequest& request) {
+  if (request.world_size() == 0 || request.rank() >= request.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", request.rank(), " of world_size ",
+                                                   request.world_size(),
+                                                   "; ranks are 0 to world_size - 1"));
+  }
+  if (request.world_size() > request.config().slots()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", request.config().name(), "' has world_size ", request.world_size(), " but ",
+        request.config().slots(), " slots; every rank computes at least one: raise slots"));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t RandomU64() {
+  uint64_t value = 0;
+  while (value == 0 && getrandom(&value, sizeof(value), 0) < 0) {
+  }
+  return value;
+}
+
+}  // namespace
+
+JobRegistry::JobRegistry(const step::JobEnvironment& environment,
+                         const store::StateDirectory* directory, env::Budget* budget,
+                         size_t max_jobs)
+    : environment_(environment), directory_(directory), budget_(budget), max_jobs_(max_jobs) {
+  environment_.on_abandoned = [this](const std::string& name) {
+    Delete(name, false, [](absl::StatusOr<v1::DeleteJobReply>) {});
+  };
+}
+
+JobRegistry::~JobRegistry() {
+  tasks_.Stop();
+  StopAll();
+}
+
+std::shared_ptr<step::Job> JobRegistry::Lookup(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto it = jobs_.find(name);
+  return it == jobs_.end() ? nullptr : it->second;
+}
+
+void JobRegistry::Open(std::shared_ptr<step::Session> session, v1::OpenRequest request,
+                       std::function<void(absl::StatusOr<v1::OpenReply>)> done) {
+  auto shared = std::make_shared<v1::OpenRequest>(std::move(request));
+  tasks_.Post([this, session, shared, done] {
+    bool created = false;
+    absl::StatusOr<std::shared_ptr<step::Job>> job = FindOrCreate(*session, shared.get(), &created);
+    if (!job.ok()) return done(job.status());
+    {
+      std::lock_guard lock(session->mutex);
+      if (session->job.lock() != nullptr) {
+        return done(absl::FailedPreconditionError("this session has opened a job before"));
+      }
+      session->job = *job;
+    }
+    (*job)->Open(session, shared->rank(), shared->world_size(), shared->config(), created,
+                 [this, session, done](absl::StatusOr<v1::OpenReply> reply) {
+                   if (!reply.ok()) DetachFromJob(session);
+                   done(std::move(reply));
+                 });
+  });
+}
+
+// After an Open that failed: the attach socket minds the session again, unless
+// it hung up meanwhile.
+void JobRegistry::DetachFromJob(const std::shared_ptr<step::Session>& session) {
+  {
+    std::lock_guard lock(session->mutex);
+    session->job.reset();
+  }
+  pollfd connection{session->socket.get(), POLLRDHUP, 0};
+  if (poll(&connection, 1, 0) == 1) environment_.on_session_end(session);
+}
+
+absl::StatusOr<std::shared_ptr<step::Job>> JobRegistry::FindOrCreate(const step::Session& session,
+                                                                     v1::OpenRequest* request,
+                                                                     bool* created) {
+  if (absl::Status status = CompleteJobConfig(request->mutable_config()); !status.ok())
+    return status;
+  if (absl::Status status = CheckPlace(*request); !status.ok()) return status;
+  absl::StatusOr<contract::Layout> layout = MakeLayout(*request);
+  if (!layout.ok()) return layout.status();
+  request->mutable_config()->set_chunk_elements(layout->chunk_elements());
+  request->mutable_config()->set_bucket_elements(layout->bucket_elements());
+  const std::string& name = request->config().name();
+  if (std::shared_ptr<step::Job> job = Lookup(name)) {
+    if (absl::Status status = CheckAttach(*job, session, request, *layout); !status.ok()) {
+      return status;
+    }
+    return job;
+  }
+  if (request->resume() == v1::RESUME_MUST) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job '", name,
+                     "' to resume; check the name, or allow a fresh start (resume = auto)"));
+  }
+  *created = true;
+  return Create(session, *request, *std::move(layout));
+}
+
+absl::Status JobRegistry::CheckAttach(const step::Job& job, const step::Session& session,
+                                      v1::OpenRequest* request,
+                                      const contract::Layout& layout) const {
+  const std::string& name = request->config().name();
+  if (job.uid() != session.uid && session.uid != 0 && session.uid != geteuid()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("job '", name, "' belongs to another user; choose another name"));
+  }
+  // Ranks of the run that is being started all say `never`: the job is theirs while
+  // it has not taken a step and the others are just joining.
+  if (request->resume() == v1::RESUME_NEVER) {
+    const v1::JobStatus status = job.Status();
+    if (status.committed_step() > 0 || status.state() == "idle") {
+      return absl::AlreadyExistsError(absl::StrCat(
+          "job '", name, "' exists at step ", status.committed_step(),
+          "; delete it (shardctl job delete ", name, "), or resume it (resume = auto)"));
+    }
+  }
+  std::vector<std::string> lines = ConfigDifferences(job.created_config(), request->config());
+  for (std::string& line : LayoutDifferences(job.layout(), layout))
+    lines.push_back(std::move(line));
+  if (lines.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job '", name, "' exists with another configuration: ", absl::StrJoin(lines, "; "),
+      ". Start it as it was, delete it, or choose another name"));
+}
+
+absl::StatusOr<std::shared_ptr<step::Job>> JobRegistry::Create(const step::Session& session,
+                                                               const v1::OpenRequest& request,
+                                                               contract::Layout layout) {
+  const std::string& name = request.config().name();
+  {
+    std::lock_guard lock(mutex_);
+    if (jobs_.size() >= max_jobs_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the daemon has ", jobs_.size(), " jobs (limits.jobs); delete some"));
+    }
+  }
+  const std::vector<std::string> lying = directory_->JobNames();
+  if (std::find(lying.begin(), lying.end(), name) != lying.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the state directory holds job '", name, "' of an earlier daemon at ",
+                     directory_->JobPath(name),
+                     "; choose another name, or remove that directory to give it up"));
+  }
+  store::JobSpec spec;
+  spec.config = request.config();
+  v1::OpenRequest parameters;
+  *parameters.mutable_parameters() = request.parameters();
+  spec.parameters = parameters.SerializeAsString();
+  spec.config_hash = ConfigHash(request.config());
+  spec.uid = session.uid;
+  spec.moments = kernels::FindOptimizer(request.config().optimizer())->num_states();
+  if (getrandom(spec.job_id.data(), spec.job_id.size(), 0) < 0) {
+    return absl::InternalError("cannot make a job id");
+  }
+  spec.timeline = RandomU64();
+  const uint64_t bytes = store::PlanSegments(layout, spec, directory_->page_bytes()).total();
+  absl::StatusOr<env::BudgetLease> lease =
+      budget_->Reserve(bytes, absl::StrCat("job '", name, "'"));
+  if (!lease.ok()) return lease.status();
+  absl::StatusOr<std::unique_ptr<store::JobSegments>> segments = store::JobSegments::Create(
+      *directory_, layout, spec,
+      [this] { environment_.failpoints->Reach("job.create.before_rename"); });
+  if (!segments.ok()) return segments.status();
+  const std::string id(reinterpret_cast<const char*>(spec.job_id.data()), spec.job_id.size());
+  auto job = std::make_shared<step::Job>(environment_, std::move(layout), spec.config,
+                                         *std::move(segments), *std::move(lease), session.uid,
+                                         absl::BytesToHexString(id));
+  job->Start();
+  environment_.log(absl::StrCat("job ", name, ": created for uid ", session.uid, ", ",
+                                job->layout().trainable_elements(), " elements, ", bytes,
+                                " bytes"));
+  std::lock_guard lock(mutex_);
+  jobs_[name] = job;
+  return job;
+}
+
+void JobRegistry::Delete(const std::string& name, bool force,
+                         std::function<void(absl::StatusOr<v1::DeleteJobReply>)> done) {
+  std::shared_ptr<step::Job> job = Lookup(name);
+  if (job == nullptr)
+    return done(absl::NotFoundError(absl::StrCat("there is no job '", name, "'")));
+  job->PrepareDelete(force, [this, name, done](absl::StatusOr<v1::DeleteJobReply> reply) {
+    if (!reply.ok()) return done(std::move(reply));
+    tasks_.Post([this, name, done, reply] {
+      std::shared_ptr<step::Job> job;
+      {
+        std::lock_guard lock(mutex_);
+        const auto it = jobs_.find(name);
+        if (it == jobs_.end()) return done(reply);
+        job = std::move(it->second);
+        jobs_.erase(it);
+      }
+      job->Stop();
+      const absl::Status removed = store::RemoveJobDirectory(directory_->JobPath(name));
+      environment_.log(absl::StrCat("job ", name, ": deleted"));
+      if (!removed.ok()) return done(removed);
+      done(reply);
+    });
+  });
+}
+
+absl::StatusOr<std::shared_ptr<step::Job>> JobRegistry::Find(const std::string& name, uid_t uid,
+                                                             bool privileged) const {
+  std::vector<std::string> names;
+  for (const auto& job : Visible(uid, privileged)) {
+    if (job->name() == name) return job;
+    names.push_back(job->name());
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "there is no job '", name, "'; ",
+      names.empty() ? "there are no jobs" : "there are: " + absl::StrJoin(names, ", ")));
+}
+
+std::vector<std::shared_ptr<step::Job>> JobRegistry::Visible(uid_t uid, bool privileged) const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<step::Job>> visible;
+  for (const auto& [name, job] : jobs_) {
+    if (privileged || job->uid() == uid) visible.push_back(job);
+  }
+  return visible;
+}
+
+void JobRegistry::StopAll() {
+  std::map<std::string, std::shared_ptr<step::Job>> jobs;
+  {
+    std::lock_guard lock(mutex_);
+    jobs.swap(jobs_);
+  }
+  for (const auto& [name, job] : jobs) job->Stop();
+}
+
+}  // namespace shardd::control

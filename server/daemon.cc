@@ -1,0 +1,242 @@
+#include "server/daemon.h"
+
+#include <grp.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/isa.h"
+#include "proto/contract/attach.h"
+#include "proto/contract/version.h"
+#include "server/admin/admin_service.h"
+#include "server/control/attach_server.h"
+#include "server/control/control_service.h"
+#include "server/control/job_registry.h"
+#include "server/control/session_registry.h"
+#include "server/env/fault_guard.h"
+
+namespace shardd {
+
+namespace {
+
+using contract::ErrnoStatus;
+
+absl::StatusOr<kernels::Isa> ChooseIsa(const std::string& wanted) {
+  if (wanted == "auto") return kernels::BestIsa();
+  std::string names;
+  for (kernels::Isa isa : kernels::SupportedIsas()) {
+    if (kernels::IsaName(isa) == wanted) return isa;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", kernels::IsaName(isa));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("step.isa is '", wanted, "', which this CPU cannot run; it can: ", names));
+}
+
+size_t ChooseThreads(uint32_t wanted) {
+  if (wanted > 0) return wanted;
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return static_cast<size_t>(CPU_COUNT(&set));
+}
+
+absl::Status MakeParents(const std::string& path) {
+  for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1)) {
+    const std::string parent = path.substr(0, at);
+    if (mkdir(parent.c_str(), 0755) == 0) {
+      // Regardless of umask: clients must be able to reach the socket.
+      chmod(parent.c_str(), 0755);
+    } else if (errno != EEXIST) {
+      return ErrnoStatus(errno,
+                         absl::StrCat("cannot make the directory ", parent, " of listen.socket"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OpenToClients(const std::string& path, const v1::DaemonConfig::Listen& listen) {
+  if (!listen.socket_group().empty()) {
+    const group* entry = getgrnam(listen.socket_group().c_str());
+    if (entry == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("listen.socket_group '", listen.socket_group(), "' does not exist"));
+    }
+    if (chown(path.c_str(), static_cast<uid_t>(-1), entry->gr_gid) != 0) {
+      return ErrnoStatus(errno,
+                         absl::StrCat("cannot give ", path, " to group ", listen.socket_group()));
+    }
+  }
+  const auto mode = static_cast<mode_t>(std::stoul(listen.socket_mode(), nullptr, 8));
+  if (chmod(path.c_str(), mode) != 0)
+    return ErrnoStatus(errno, absl::StrCat("cannot chmod ", path));
+  return absl::OkStatus();
+}
+
+class DaemonImpl final : public Daemon {
+ public:
+  explicit DaemonImpl(DaemonOptions options)
+      : options_(std::move(options)), config_(options_.config) {}
+
+  ~DaemonImpl() override {
+    failpoints_.ReleaseAll();
+    if (attach_ != nullptr) attach_->Stop();
+    if (server_ != nullptr) {
+      // Calls that wait for other ranks do not end by themselves.
+      server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+    }
+    // Drops what is queued, which answers the calls that are left.
+    if (jobs_ != nullptr) jobs_->StopAll();
+    if (server_ != nullptr) server_->Wait();
+    admin_.reset();
+    control_.reset();
+    jobs_.reset();
+    if (listening_) {
+      unlink(config_.listen().socket().c_str());
+      unlink((config_.listen().socket() + contract::kAttachSuffix).c_str());
+    }
+  }
+
+  absl::Status Start() {
+    env::InstallFaultHandler();
+    started_ = absl::Now();
+    idle_since_ = started_;
+    absl::StatusOr<kernels::Isa> isa = ChooseIsa(config_.step().isa());
+    if (!isa.ok()) return isa.status();
+    absl::StatusOr<store::StateDirectory> directory =
+        store::StateDirectory::Open(config_.store().directory());
+    if (!directory.ok()) return directory.status();
+    directory_ = std::make_unique<store::StateDirectory>(*std::move(directory));
+    if (absl::Status status = MakeBudget(); !status.ok()) return status;
+    for (const std::string& job : directory_->JobNames()) {
+      options_.log(absl::StrCat("found job ", job,
+                                " of an earlier daemon; it is left untouched in ",
+                                directory_->JobPath(job)));
+    }
+    pool_ = std::make_unique<env::ThreadPool>(ChooseThreads(config_.step().threads()), [] {
+      // For the thread's whole life.
+      static thread_local kernels::ScopedFlushToZero flush;
+      (void)flush;
+    });
+    sessions_ = std::make_unique<control::SessionRegistry>(config_.limits().sessions());
+    step::JobEnvironment environment;
+    environment.failpoints = &failpoints_;
+    environment.pool = pool_.get();
+    environment.isa = *isa;
+    environment.spin = absl::Microseconds(config_.step().spin_microseconds());
+    environment.counters = &counters_;
+    environment.now = [] { return absl::Now(); };
+    environment.log = options_.log;
+    environment.on_session_end = [this](const std::shared_ptr<step::Session>& session) {
+      sessions_->Remove(*session);
+    };
+    jobs_ = std::make_unique<control::JobRegistry>(environment, directory_.get(), budget_.get(),
+                                                   config_.limits().jobs());
+    admin::ServerFacts facts;
+    facts.version = contract::kVersion;
+    facts.isa = kernels::IsaName(*isa);
+    facts.threads = static_cast<uint32_t>(pool_->threads());
+    facts.started = started_;
+    facts.failpoints = config_.failpoints();
+    control_ = std::make_unique<control::ControlService>(sessions_.get(), jobs_.get(), &counters_);
+    admin_ =
+        std::make_unique<admin::AdminService>(facts, sessions_.get(), jobs_.get(), directory_.get(),
+                                              budget_.get(), &failpoints_, &counters_);
+    return Listen();
+  }
+
+  const std::string& socket() const override { return config_.listen().socket(); }
+
+  absl::Duration IdleTime() override {
+    const absl::Time now = absl::Now();
+    if (sessions_->size() > 0) idle_since_ = now;
+    return now - idle_since_;
+  }
+
+ private:
+  absl::Status MakeBudget() {
+    uint64_t bytes = config_.memory().budget_bytes();
+    if (bytes == 0) {
+      absl::StatusOr<uint64_t> free = directory_->FreeBytes();
+      if (!free.ok()) return free.status();
+      bytes = *free - *free / 8;
+    }
+    budget_ = std::make_unique<env::Budget>(bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Listen() {
+    const std::string path = config_.listen().socket();
+    const std::string attach_path = path + contract::kAttachSuffix;
+    if (absl::Status status = MakeParents(path); !status.ok()) return status;
+    if (contract::ConnectUnix(attach_path, SOCK_SEQPACKET).ok()) {
+      return absl::AlreadyExistsError(absl::StrCat("another daemon listens at ", path,
+                                                   "; stop it, or choose another listen.socket"));
+    }
+    unlink(attach_path.c_str());
+    unlink(path.c_str());
+    absl::StatusOr<contract::UniqueFd> listener =
+        contract::ListenUnix(attach_path, SOCK_SEQPACKET, 256);
+    if (!listener.ok()) return listener.status();
+    listening_ = true;
+    if (absl::Status s = OpenToClients(attach_path, config_.listen()); !s.ok()) return s;
+
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::ServerBuilder builder;
+    int bound = 0;
+    builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials(), &bound);
+    builder.RegisterService(control_.get());
+    builder.RegisterService(admin_.get());
+    builder.SetMaxReceiveMessageSize(256 << 20);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot listen at ", path, "; see whether its directory can be written"));
+    }
+    if (absl::Status s = OpenToClients(path, config_.listen()); !s.ok()) return s;
+
+    control::AttachOptions attach;
+    attach.path = attach_path;
+    attach.version = contract::kVersion;
+    attach.ring_bytes_max = config_.memory().ring_bytes_max();
+    attach.max_connections = config_.limits().sessions() + 64;
+    attach.budget = budget_.get();
+    attach.log = options_.log;
+    attach_ = std::make_unique<control::AttachServer>(std::move(attach), *std::move(listener),
+                                                      sessions_.get());
+    attach_->Start();
+    return absl::OkStatus();
+  }
+
+  const DaemonOptions options_;
+  const v1::DaemonConfig config_;
+  absl::Time started_;
+  absl::Time idle_since_;
+  bool listening_ = false;
+  env::Failpoints failpoints_;
+  step::Counters counters_;
+  std::unique_ptr<store::StateDirectory> directory_;
+  std::unique_ptr<env::Budget> budget_;
+  std::unique_ptr<env::ThreadPool> pool_;
+  std::unique_ptr<control::SessionRegistry> sessions_;
+  std::unique_ptr<control::JobRegistry> jobs_;
+  std::unique_ptr<control::ControlService> control_;
+  std::unique_ptr<admin::AdminService> admin_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<control::AttachServer> attach_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
+  auto daemon = std::make_unique<DaemonImpl>(std::move(options));
+  if (absl::Status status = daemon->Start(); !status.ok()) return status;
+  return daemon;
+}
+
+}  // namespace shardd

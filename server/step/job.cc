@@ -1,0 +1,326 @@
+#include "server/step/job.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/contract/attach.h"
+#include "server/env/fault_guard.h"
+
+namespace shardd::step {
+
+namespace {
+
+constexpr uint64_t kCommandKey = ~uint64_t{0};
+
+// Answers on the job's thread.
+template <typename T>
+void Answer(const std::function<void(absl::StatusOr<T>)>& done, absl::Status status, T reply) {
+  if (status.ok()) {
+    done(std::move(reply));
+  } else {
+    done(std::move(status));
+  }
+}
+
+}  // namespace
+
+Job::Job(const JobEnvironment& environment, contract::Layout layout, v1::JobConfig config,
+         std::unique_ptr<store::JobSegments> segments, env::BudgetLease lease, uint32_t uid,
+         std::string job_id)
+    : env_(environment),
+      layout_(std::move(layout)),
+      config_(config),
+      running_(config),
+      segments_(std::move(segments)),
+      lease_(std::move(lease)),
+      uid_(uid),
+      job_id_(std::move(job_id)),
+      optimizer_(kernels::FindOptimizer(config.optimizer())),
+      log_(&segments_->job()),
+      decider_(&layout_, &config_, optimizer_, &log_),
+      board_(segments_->board()),
+      sums_(&layout_, segments_.get(), config_.slots(), environment.isa, environment.pool),
+      updater_(&layout_, segments_.get(), optimizer_, environment.isa, environment.pool,
+               environment.failpoints),
+      upload_(&layout_, segments_->header()->initialised != 0) {
+  idle_since_ = env_.now();
+  last_progress_ = idle_since_;
+}
+
+Job::~Job() {
+  Stop();
+  if (epoll_ >= 0) close(epoll_);
+  if (event_ >= 0) close(event_);
+}
+
+void Job::Start() {
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kCommandKey;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &event);
+  if (upload_.complete() && segments_->header()->initialised == 0) FinishInitialisation();
+  Publish();
+  thread_ = std::thread([this] { Main(); });
+}
+
+void Job::Stop() {
+  if (!thread_.joinable()) return;
+  stop_ = true;
+  Post([] {});
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  commands_.clear();
+  for (const auto& member : members_) {
+    member->join = nullptr;
+    env_.on_session_end(member->session);
+  }
+}
+
+void Job::Post(std::function<void()> command) {
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    commands_.push_back(std::move(command));
+  }
+  // seq_cst on both sides: either this sees the sleeper or the sleeper sees the command.
+  if (sleeping_.load()) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(event_, &one, sizeof(one));
+  }
+}
+
+void Job::Main() {
+  pthread_setname_np(pthread_self(), "shardd-job");
+  const kernels::ScopedFlushToZero flush;
+  while (!stop_) {
+    bool progress = RunCommands();
+    progress |= PollRings();
+    progress |= Advance();
+    const absl::Time now = env_.now();
+    if (progress) {
+      last_progress_ = now;
+      if (now - published_at_ > absl::Milliseconds(50)) Publish();
+    } else if (!running_group_ || now - last_progress_ > env_.spin) {
+      CheckClocks();
+      Sleep();
+    }
+  }
+}
+
+bool Job::RunCommands() {
+  std::deque<std::function<void()>> commands;
+  {
+    std::lock_guard lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (const auto& command : commands) command();
+  return !commands.empty();
+}
+
+bool Job::PollRings() {
+  bool progress = false;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    Member* member = members_[i].get();
+    if (member->evicted || member->ring == nullptr) continue;
+    bool has_next = false;
+    const Ring* ring = member->ring.get();
+    if (env::RunGuarded([&] { has_next = ring->HasNext(); }) != nullptr) {
+      Refuse(member, absl::DataLossError("the ring cannot be read: its memory is gone"));
+      continue;
+    }
+    if (!has_next) continue;
+    progress = true;
+    PollRing(member);
+  }
+  return progress;
+}
+
+void Job::Sleep() {
+  Publish();
+  sleeping_ = true;
+  board_.SetSleeping(true);
+  // Whoever published before reading daemon_sleeps is seen here; whoever does
+  // after it rings.
+  bool work = false;
+  for (const auto& member : members_) {
+    if (member->evicted || member->ring == nullptr) continue;
+    const Ring* ring = member->ring.get();
+    env::RunGuarded([&] { work = work || ring->HasNext(); });
+  }
+  {
+    std::lock_guard lock(mutex_);
+    work = work || !commands_.empty();
+  }
+  const absl::Duration wait = NextClock() - env_.now();
+  const double ms = std::clamp(absl::ToDoubleMilliseconds(wait) + 1, 0.0, 3600e3);
+  OnEvents(work || stop_ ? 0 : static_cast<int>(ms));
+  sleeping_ = false;
+  board_.SetSleeping(false);
+}
+
+void Job::OnEvents(int timeout_ms) {
+  std::array<epoll_event, 64> events;
+  const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  for (int i = 0; i < count; ++i) {
+    const epoll_event& event = events[static_cast<size_t>(i)];
+    if (event.data.u64 == kCommandKey) {
+      uint64_t drained;
+      [[maybe_unused]] const ssize_t n = read(event_, &drained, sizeof(drained));
+      continue;
+    }
+    const uint64_t nonce = event.data.u64 >> 1;
+    const auto it = std::find_if(members_.begin(), members_.end(), [&](const auto& member) {
+      return member->session->nonce == nonce;
+    });
+    if (it == members_.end()) continue;
+    Member* member = it->get();
+    if ((event.data.u64 & 1) != 0) {  // the pidfd: the process has ended
+      Leave(member, "died");
+      continue;
+    }
+    // Doorbells. What they say does not matter.
+    contract::AttachMessage message;
+    bool gone = (event.events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
+    while (!gone && member->ring != nullptr) {
+      const ssize_t n =
+          recv(member->session->socket.get(), &message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
+      if (n < 0) break;
+      gone = n == 0;
+    }
+    if (gone) Leave(member, "hung up");
+  }
+}
+
+absl::Time Job::NextClock() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& member : members_) {
+    if (member->join) next = std::min(next, member->join_deadline);
+    if (member->live()) {
+      next = std::min(next, member->heartbeat_at + absl::Seconds(running_.heartbeat_seconds()));
+    }
+  }
+  return next;
+}
+
+void Job::CheckClocks() {
+  const absl::Time now = env_.now();
+  for (const auto& member : members_) {
+    if (member->join && now >= member->join_deadline) {
+      JoinCallback done = std::move(member->join);
+      member->join = nullptr;
+      member->joined = false;
+      member->join_deadline = absl::InfiniteFuture();
+      done(absl::DeadlineExceededError(absl::StrCat(
+          "job '", name(), "': the rank group of ", world_size_, " did not form in time: missing ",
+          MissingRanks([](const Member& m) { return m.joined || m.join != nullptr; }),
+          "; start them, or start with another world_size")));
+    }
+  }
+  for (const auto& member : members_) {
+    if (!member->live()) continue;
+    uint64_t beat = member->heartbeat;
+    if (const Ring* ring = member->ring.get()) env::RunGuarded([&] { beat = ring->heartbeat(); });
+    if (beat != member->heartbeat) {
+      member->lapses = 0;
+    } else if (now < member->heartbeat_at + absl::Seconds(running_.heartbeat_seconds())) {
+      continue;
+    } else {
+      ++member->lapses;
+    }
+    member->heartbeat = beat;
+    member->heartbeat_at = now;  // the next look that counts is a heartbeat away
+  }
+}
+
+void Job::Open(std::shared_ptr<Session> session, uint32_t rank, uint32_t world_size,
+               const v1::JobConfig& config, bool created, Callback<v1::OpenReply> done) {
+  Post([this, session, rank, world_size, config, created, done] {
+    done(DoOpen(session, rank, world_size, config, created));
+  });
+}
+
+void Job::AttachRing(std::shared_ptr<Session> session, std::unique_ptr<Ring> ring,
+                     Callback<AttachedRing> done) {
+  auto shared = std::make_shared<std::unique_ptr<Ring>>(std::move(ring));
+  Post([this, session, shared, done] { done(DoAttachRing(session.get(), std::move(*shared))); });
+}
+
+void Job::Join(std::shared_ptr<Session> session, absl::Duration timeout, JoinCallback done) {
+  Post([this, session, timeout, done] { DoJoin(session.get(), timeout, done); });
+}
+
+void Job::EndStep(std::shared_ptr<Session> session, v1::EndStepRequest request,
+                  Callback<v1::EndStepReply> done) {
+  auto shared = std::make_shared<v1::EndStepRequest>(std::move(request));
+  Post([this, session, shared, done] {
+    Answer<v1::EndStepReply>(done, DoEndStep(session.get(), shared.get()), {});
+  });
+}
+
+void Job::StepRecords(uint64_t first_step, Callback<v1::StepRecordsReply> done) {
+  Post([this, first_step, done] {
+    v1::StepRecordsReply reply;
+    reply.set_committed_step(decider_.committed_step());
+    for (const auto& entry : log_.Records(first_step, decider_.committed_step())) {
+      *reply.add_records() = ToProto(entry);
+    }
+    done(std::move(reply));
+  });
+}
+
+void Job::FillWindow(std::shared_ptr<Session> session, v1::FillWindowRequest request,
+                     Callback<v1::FillWindowReply> done) {
+  Post([this, session, request, done] { done(DoFillWindow(session.get(), request)); });
+}
+
+void Job::ExplainWait(std::shared_ptr<Session> session, Callback<v1::SessionErrorReply> done) {
+  Post([this, session, done] { done(DoExplainWait(session.get())); });
+}
+
+void Job::Close(std::shared_ptr<Session> session, Callback<v1::CloseReply> done) {
+  Post([this, session, done] {
+    if (Member* member = Find(session.get())) {
+      session->closed = true;
+      if (member->live()) Leave(member, "closed");
+    }
+    done(v1::CloseReply());
+  });
+}
+
+void Job::PrepareDelete(bool force, Callback<v1::DeleteJobReply> done) {
+  Post([this, force, done] {
+    const auto live =
+        std::count_if(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
+    if (live > 0 && !force) {
+      done(absl::FailedPreconditionError(
+          absl::StrCat("job '", name(), "' has ", live,
+                       " sessions attached; stop its trainers, or delete with --force")));
+      return;
+    }
+    deleted_ = true;
+    board_.SetState(contract::BoardState::kDeleted);
+    const absl::Status why =
+        absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted by its operator"));
+    for (const auto& member : members_) {
+      if (member->live()) Refuse(member.get(), why);
+    }
+    v1::DeleteJobReply reply;
+    reply.set_freed_bytes(segments_->plan().total());
+    done(std::move(reply));
+  });
+}
+
+}  // namespace shardd::step

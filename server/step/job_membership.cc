@@ -1,0 +1,318 @@
+// Who takes part in a job: sessions, ranks, generations.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/step/job.h"
+
+namespace shardd::step {
+
+Member* Job::Find(const Session* session) {
+  for (const auto& member : members_) {
+    if (member->session.get() == session) return member.get();
+  }
+  return nullptr;
+}
+
+absl::StatusOr<Member*> Job::FindLive(const Session* session) {
+  Member* member = Find(session);
+  if (member == nullptr || member->closed) {
+    return absl::FailedPreconditionError("this session is over; open a new one");
+  }
+  if (member->evicted) {
+    std::lock_guard lock(member->session->mutex);
+    return member->session->refusal;
+  }
+  return member;
+}
+
+Member* Job::AtRank(uint32_t rank) {
+  for (const auto& member : members_) {
+    if (member->live() && member->rank == rank) return member.get();
+  }
+  return nullptr;
+}
+
+absl::StatusOr<uint32_t> Job::TakeLine(const Session& session) {
+  for (uint32_t i = 0; i < segments_->session_lines(); ++i) {
+    contract::SessionLine* line = segments_->session_line(i);
+    if (line->session.load(std::memory_order_relaxed) != 0) continue;
+    line->released.store(0, std::memory_order_relaxed);
+    line->state.store(static_cast<uint32_t>(contract::SessionState::kAttached),
+                      std::memory_order_relaxed);
+    line->session.store(session.nonce, std::memory_order_release);
+    return i;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("job '", name(), "' has sessions on all of its ",
+                                                   segments_->session_lines(), " lines; end some"));
+}
+
+// Two missed beats: one may be late, a second one means that it does not run.
+bool Job::Lapsed(const Member& member) const { return member.lapses >= 2; }
+
+absl::Status Job::MakeRoom(uint32_t rank, uint32_t world_size) {
+  if (Member* holder = AtRank(rank)) {
+    pollfd process{holder->session->pidfd.get(), POLLIN, 0};
+    if (poll(&process, 1, 0) == 1) {
+      Leave(holder, "died");
+    } else if (Lapsed(*holder)) {
+      Refuse(holder, absl::AbortedError(absl::StrCat(
+                         "rank ", rank, " of job '", name(),
+                         "' was taken over by another process after this one gave no sign of life "
+                         "for two heartbeats; end this process")));
+    } else {
+      return absl::AlreadyExistsError(
+          absl::StrCat("rank ", rank, " of job '", name(), "' is held by the living process ",
+                       holder->session->pid, "; end it, or wait until its heartbeats have lapsed"));
+    }
+  }
+  const bool empty =
+      std::none_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
+  if (!empty && world_size != world_size_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " of job '", name(), "' has world_size ", world_size, ", but its group has ",
+        world_size_, "; start all ranks with the same world_size"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::OpenReply> Job::DoOpen(const std::shared_ptr<Session>& session, uint32_t rank,
+                                          uint32_t world_size, const v1::JobConfig& config,
+                                          bool created) {
+  if (deleted_) return absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted"));
+  if (failed_) return absl::FailedPreconditionError(failure_);
+  if (absl::Status status = MakeRoom(rank, world_size); !status.ok()) return status;
+  absl::StatusOr<uint32_t> line = TakeLine(*session);
+  if (!line.ok()) return line.status();
+  const bool empty =
+      std::none_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
+  if (empty) {
+    world_size_ = world_size;
+    running_ = config;
+  }
+  auto member = std::make_unique<Member>();
+  member->session = session;
+  member->rank = rank;
+  member->line = *line;
+  member->slots = contract::SlotsOfRank(config_.slots(), world_size, rank);
+  member->nodes = contract::MaximalNodes(config_.slots(), member->slots);
+  member->heartbeat_at = env_.now();
+  members_.push_back(std::move(member));
+  // Messages are the attach socket's until the ring is attached; a hang-up is ours.
+  Watch(EPOLL_CTL_ADD, session->socket.get(), session->nonce << 1, EPOLLRDHUP | EPOLLET);
+  Watch(EPOLL_CTL_ADD, session->pidfd.get(), session->nonce << 1 | 1, EPOLLIN);
+  Wake();
+
+  v1::OpenReply reply;
+  reply.set_job_id(job_id_);
+  reply.set_created(created);
+  reply.set_timeline(segments_->timeline());
+  reply.set_layout_hash(layout_.hash());
+  reply.set_session_line(*line);
+  reply.set_initialising(!upload_.complete());
+  reply.set_committed_step(decider_.committed_step());
+  reply.set_chunk_elements(layout_.chunk_elements());
+  reply.set_bucket_elements(layout_.bucket_elements());
+  reply.set_weights_bytes(segments_->weights_bytes());
+  reply.set_window_bytes(kWindowBytes);
+  reply.set_job_tag(segments_->job_tag());
+  return reply;
+}
+
+void Job::Watch(int operation, int fd, uint64_t key, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = key;
+  epoll_ctl(epoll_, operation, fd, &event);
+}
+
+absl::StatusOr<AttachedRing> Job::DoAttachRing(const Session* session, std::unique_ptr<Ring> ring) {
+  absl::StatusOr<Member*> member = FindLive(session);
+  if (!member.ok()) return member.status();
+  if ((*member)->ring != nullptr) {
+    return absl::FailedPreconditionError("this session has attached a ring before");
+  }
+  absl::StatusOr<std::unique_ptr<Window>> window = Window::Create();
+  if (!window.ok()) return window.status();
+  absl::StatusOr<contract::UniqueFd> weights = segments_->OpenWeights();
+  if (!weights.ok()) return weights.status();
+  absl::StatusOr<contract::UniqueFd> window_fd = (*window)->OpenReadOnly();
+  if (!window_fd.ok()) return window_fd.status();
+  ring_bytes_ += ring->bytes();
+  (*member)->ring = std::move(ring);
+  (*member)->window = *std::move(window);
+  (*member)->heartbeat_at = env_.now();
+  Watch(EPOLL_CTL_MOD, session->socket.get(), session->nonce << 1, EPOLLIN | EPOLLRDHUP | EPOLLET);
+  return AttachedRing{*std::move(weights), *std::move(window_fd)};
+}
+
+void Job::DoJoin(const Session* session, absl::Duration timeout, JoinCallback done) {
+  absl::StatusOr<Member*> found = FindLive(session);
+  if (!found.ok()) return done(found.status());
+  Member* member = *found;
+  if (failed_) return done(absl::FailedPreconditionError(failure_));
+  if (member->ring == nullptr) {
+    return done(absl::FailedPreconditionError(
+        "Join before a ring is attached; send kSegments on the attach socket first"));
+  }
+  if (member->join) {
+    return done(absl::FailedPreconditionError("this session is waiting in Join already"));
+  }
+  // A member of the running group that joins again has given up the step: a client
+  // does so only after the generation changed, and then running_group_ is false.
+  if (running_group_ && member->joined) {
+    BreakGroup(absl::StrCat("rank ", member->rank, " joined anew"));
+  }
+  member->join = std::move(done);
+  member->join_deadline = env_.now() + std::min(timeout, absl::Seconds(running_.join_seconds()));
+  TryForm();
+}
+
+void Job::TryForm() {
+  if (running_group_ || world_size_ == 0) return;
+  uint32_t waiting = 0;
+  for (const auto& member : members_) waiting += member->live() && member->join ? 1 : 0;
+  if (waiting < world_size_) return;
+  running_group_ = true;
+  ForgetStep();
+  env_.failpoints->Reach("session.join.before_reply");
+  v1::JoinReply reply;
+  reply.set_generation(segments_->header()->generation.load());
+  reply.set_next_step(decider_.committed_step() + 1);
+  reply.set_blob(decider_.current().blob);
+  reply.set_loss_scale(decider_.loss_scale());
+  reply.set_initialising(!upload_.complete());
+  reply.set_applied(decider_.applied());
+  env_.log(absl::StrCat("job ", name(), ": generation ", reply.generation(), " of ", world_size_,
+                        " ranks at step ", reply.next_step()));
+  for (const auto& member : members_) {
+    if (!member->live() || !member->join) continue;
+    JoinCallback done = std::move(member->join);
+    member->join = nullptr;
+    member->join_deadline = absl::InfiniteFuture();
+    member->joined = true;
+    done(reply);
+  }
+}
+
+std::string Job::MissingRanks(const std::function<bool(const Member&)>& has) const {
+  std::string missing;
+  size_t count = 0;
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    const bool found = std::any_of(members_.begin(), members_.end(), [&](const auto& m) {
+      return m->live() && m->rank == rank && has(*m);
+    });
+    if (found) continue;
+    if (++count <= 16) absl::StrAppend(&missing, missing.empty() ? "" : ", ", rank);
+  }
+  if (count > 16) absl::StrAppend(&missing, " and ", count - 16, " more");
+  return absl::StrCat(count == 1 ? "rank " : "ranks ", missing);
+}
+
+bool Job::SomeRankHasClosed() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const auto& m) { return m->closed && m->joined; });
+}
+
+void Job::Refuse(Member* member, absl::Status why) {
+  env_.log(absl::StrCat("job ", name(), ": rank ", member->rank, " (pid ", member->session->pid,
+                        ") is refused: ", why.message()));
+  env_.counters->refused_descriptors += 1;
+  member->session->SetRefusal(why);
+  segments_->session_line(member->line)
+      ->state.store(static_cast<uint32_t>(contract::SessionState::kRefused),
+                    std::memory_order_release);
+  const bool took_part = member->joined;
+  member->evicted = true;
+  member->joined = false;
+  if (member->join) {
+    JoinCallback done = std::move(member->join);
+    member->join = nullptr;
+    done(why);
+  }
+  if (running_group_ && took_part) {
+    BreakGroup(absl::StrCat("rank ", member->rank, " was refused"));
+  }
+  if (member->ring != nullptr) {
+    ring_bytes_ -= member->ring->bytes();
+    member->ring.reset();  // after BreakGroup: nothing points into it any more
+  }
+  Wake();
+}
+
+// The connection is gone, or the session was closed.
+void Job::Leave(Member* member, const std::string& how) {
+  const bool took_part = member->joined && member->live();
+  const uint32_t rank = member->rank;
+  if (how == "closed") {
+    member->closed = true;
+    // A leaver in good order does not disturb the others, who may still read their
+    // last decision. If they go on to another step, they regroup then.
+    const bool any =
+        std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
+    if (!any && running_group_) BreakGroup("all ranks have closed");
+    idle_since_ = env_.now();
+    return;
+  }
+  if (member->live()) {
+    env_.log(
+        absl::StrCat("job ", name(), ": rank ", rank, " (pid ", member->session->pid, ") ", how));
+  }
+  member->evicted = true;  // so that nobody counts it while the group is broken
+  if (running_group_ && took_part) BreakGroup(absl::StrCat("rank ", rank, " ", how));
+  Remove(member);
+}
+
+void Job::Remove(Member* member) {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, member->session->socket.get(), nullptr);
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, member->session->pidfd.get(), nullptr);
+  if (member->join) {
+    JoinCallback done = std::move(member->join);
+    done(absl::CancelledError("the session's connection is gone"));
+  }
+  contract::SessionLine* line = segments_->session_line(member->line);
+  line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));
+  line->session.store(0, std::memory_order_release);
+  if (member->ring != nullptr) ring_bytes_ -= member->ring->bytes();
+  const std::shared_ptr<Session> session = member->session;
+  std::erase_if(members_, [&](const auto& m) { return m.get() == member; });
+  env_.on_session_end(session);
+  if (!members_.empty()) return;
+  idle_since_ = env_.now();
+  world_size_ = 0;
+  if (!upload_.complete() && !deleted_) {
+    env_.log(absl::StrCat("job ", name(), ": abandoned before parameter '", upload_.FirstMissing(),
+                          "' was uploaded; its memory is given back"));
+    env_.on_abandoned(name());
+  }
+}
+
+// Ends the running group: a new generation begins, and what is not decided is dropped.
+void Job::BreakGroup(const std::string& why) {
+  running_group_ = false;
+  contract::JobHeader* header = segments_->header();
+  const bool lost = !sums_.empty() || std::any_of(members_.begin(), members_.end(),
+                                                  [](const auto& m) { return m->ended; });
+  if (lost) header->recomputed_steps += 1;
+  header->regroups += 1;
+  const uint64_t generation = header->generation.load() + 1;
+  header->generation.store(generation, std::memory_order_release);
+  env_.log(absl::StrCat(
+      "job ", name(), ": generation ", generation, " begins: ", why,
+      lost ? absl::StrCat("; step ", decider_.committed_step() + 1, " will be computed again")
+           : ""));
+  ForgetStep();
+  for (const auto& member : members_) {
+    member->joined = false;
+    if (member->ring == nullptr) continue;
+    segments_->session_line(member->line)
+        ->released.store(member->ring->ReleaseAll(), std::memory_order_release);
+  }
+  board_.SetGeneration(generation);
+  Publish();
+}
+
+}  // namespace shardd::step

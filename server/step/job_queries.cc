@@ -1,0 +1,183 @@
+// What a job answers without changing.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "server/step/job.h"
+
+namespace shardd::step {
+
+v1::StepRecord Job::ToProto(const contract::StepRecordEntry& entry) {
+  v1::StepRecord record;
+  record.set_step(entry.step);
+  record.set_applied(entry.applied);
+  record.set_generation(entry.generation);
+  record.set_result(static_cast<v1::StepResult>(entry.result));
+  record.set_loss(entry.loss);
+  record.set_grad_norm(entry.grad_norm);
+  record.set_loss_scale(entry.loss_scale);
+  record.set_lr(entry.lr);
+  record.set_tokens(entry.tokens);
+  record.set_reason(entry.reason);
+  record.set_unix_nanos(entry.unix_nanos);
+  return record;
+}
+
+absl::StatusOr<v1::FillWindowReply> Job::DoFillWindow(const Session* session,
+                                                      const v1::FillWindowRequest& request) {
+  Member* member = Find(session);
+  if (member == nullptr || member->window == nullptr) {
+    return absl::FailedPreconditionError("this session has no window; attach a ring first");
+  }
+  if (request.parameter() >= layout_.num_parameters()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", request.parameter(), " of ", layout_.num_parameters()));
+  }
+  const contract::Range range = layout_.parameter_range(request.parameter());
+  if (request.offset() > range.size() || request.count() > range.size() - request.offset() ||
+      request.count() > member->window->bytes() / sizeof(float)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.count(), " elements at ", request.offset(), " of parameter '",
+                     layout_.parameter(request.parameter()).name, "', which has ", range.size(),
+                     "; a window takes ", member->window->bytes() / sizeof(float), " at a time"));
+  }
+  const int moment = request.kind() - v1::STATE_MOMENT_0;
+  if (request.kind() < v1::STATE_MASTER || moment >= optimizer_->num_states()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer ", config_.optimizer(), " has no state of kind ", request.kind()));
+  }
+  for (uint64_t at = 0; at < request.count();) {
+    const uint64_t element = range.begin + request.offset() + at;
+    const uint64_t inside = element % layout_.chunk_elements();
+    const uint64_t part = std::min(request.count() - at, layout_.chunk_elements() - inside);
+    const store::ChunkView view = segments_->chunk(element / layout_.chunk_elements());
+    const float* from =
+        request.kind() == v1::STATE_MASTER ? view.master : view.moment[static_cast<size_t>(moment)];
+    std::memcpy(member->window->data() + at, from + inside, part * sizeof(float));
+    at += part;
+  }
+  v1::FillWindowReply reply;
+  reply.set_committed_step(decider_.committed_step());
+  reply.set_parameter_applied(decider_.table()[request.parameter()].applied);
+  return reply;
+}
+
+v1::SessionErrorReply Job::DoExplainWait(const Session* session) {
+  v1::SessionErrorReply reply;
+  absl::StatusOr<Member*> member = FindLive(session);
+  if (!member.ok()) {
+    reply.set_code(static_cast<int>(member.status().code()));
+    reply.set_message(std::string(member.status().message()));
+    return reply;
+  }
+  reply.set_code(static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  const uint64_t step = decider_.committed_step() + 1;
+  if (!upload_.complete()) {
+    reply.set_message(absl::StrCat("job '", name(), "': parameter '", upload_.FirstMissing(),
+                                   "' has not been uploaded by any rank"));
+  } else if (!running_group_) {
+    reply.set_message(
+        absl::StrCat("job '", name(), "': the rank group is not formed: missing ",
+                     MissingRanks([](const Member& m) { return m.joined || m.join != nullptr; })));
+  } else {
+    reply.set_message(absl::StrCat("job '", name(), "': step ", step, " waits for EndStep of ",
+                                   MissingRanks([](const Member& m) { return m.ended; }),
+                                   "; look at those processes"));
+  }
+  return reply;
+}
+
+void Job::Publish() {
+  v1::JobStatus s;
+  s.set_name(name());
+  s.set_job_id(job_id_);
+  s.set_uid(uid_);
+  s.set_failure(failure_);
+  s.set_committed_step(decider_.committed_step());
+  s.set_applied(decider_.applied());
+  s.set_generation(segments_->header()->generation.load());
+  s.set_world_size(world_size_);
+  s.set_slots(config_.slots());
+  *s.mutable_config() = running_;
+  s.set_parameters(layout_.num_parameters());
+  s.set_elements(layout_.trainable_elements());
+  s.set_chunks(layout_.num_chunks());
+  s.set_buckets(layout_.num_buckets());
+  s.set_state_bytes(segments_->plan().state_bytes + segments_->plan().job_bytes);
+  s.set_weights_bytes(segments_->plan().weights_bytes);
+  s.set_reduced_bytes(segments_->plan().reduced_bytes);
+  s.set_ring_bytes(ring_bytes_.load());
+  s.set_skipped_steps(decider_.skipped_steps());
+  s.set_consecutive_skips(decider_.consecutive_skips());
+  s.set_recomputed_steps(segments_->header()->recomputed_steps.load());
+  s.set_regroups(segments_->header()->regroups.load());
+  s.set_loss_scale(decider_.loss_scale());
+  if (decider_.committed_step() > 0) {
+    const auto records = log_.Records(decider_.committed_step(), decider_.committed_step());
+    if (!records.empty()) *s.mutable_last() = ToProto(records.back());
+  }
+  const absl::Time now = env_.now();
+  bool any = false;
+  for (const auto& member : members_) {
+    if (!member->live()) continue;
+    any = true;
+    v1::SessionStatus* session = s.add_sessions();
+    session->set_rank(member->rank);
+    session->set_pid(member->session->pid);
+    session->set_heartbeat_age_seconds(absl::ToDoubleSeconds(now - member->heartbeat_at));
+    session->set_state(Lapsed(*member) ? "lapsed" : member->joined ? "running" : "joining");
+  }
+  if (!any) s.set_idle_seconds(absl::ToDoubleSeconds(now - idle_since_));
+  s.set_state(failed_               ? "failed"
+              : !upload_.complete() ? "initialising"
+              : running_group_      ? "running"
+              : any                 ? "forming"
+                                    : "idle");
+  if (running_.weights() == v1::shared && running_.stage() >= 2) {
+    s.set_remark("with weights = shared, stages 2 and 3 do not differ on one node");
+  }
+  s.set_crash_cost(
+      "trainer: at most one step computed again; daemon or machine: everything since the last "
+      "export");
+  published_at_ = now;
+  std::lock_guard lock(status_mutex_);
+  status_ = std::move(s);
+}
+
+v1::JobStatus Job::Status() const {
+  std::lock_guard lock(status_mutex_);
+  return status_;
+}
+
+v1::ListShardsReply Job::Shards() const {
+  v1::ListShardsReply reply;
+  const uint32_t world = std::max<uint32_t>(Status().world_size(), 1);
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    const contract::Range chunks = layout_.shard_chunks(rank, world);
+    v1::Shard* shard = reply.add_shards();
+    shard->set_rank(rank);
+    shard->set_first_chunk(chunks.begin);
+    shard->set_chunks(chunks.size());
+    shard->set_bytes(chunks.size() * contract::ChunkRecordBytes(layout_.chunk_elements(),
+                                                                optimizer_->num_states()));
+    const std::vector<contract::Run> runs = layout_.runs(layout_.shard_range(rank, world));
+    uint64_t elements = 0;
+    for (const contract::Run& run : runs) elements += run.range.size();
+    shard->set_elements(elements);
+    if (!runs.empty()) {
+      shard->set_first_parameter(layout_.parameter(runs.front().parameter).name);
+      shard->set_last_parameter(layout_.parameter(runs.back().parameter).name);
+    }
+    uint64_t low = ~uint64_t{0}, high = 0;
+    for (uint64_t c = chunks.begin; c < chunks.end; ++c) {
+      const uint64_t applied = segments_->chunk(c).header->applied.load(std::memory_order_acquire);
+      low = std::min(low, applied);
+      high = std::max(high, applied);
+    }
+    shard->set_min_applied(chunks.empty() ? 0 : low);
+    shard->set_max_applied(high);
+  }
+  return reply;
+}
+
+}  // namespace shardd::step
