@@ -70,7 +70,7 @@ struct ParameterGroup {
 };
 
 struct LossScale {
-  bool dynamic = false;  // true is the default of fp16 jobs: see JobOptions::ForDType
+  bool dynamic = false;  // true is right for fp16: see JobOptions::ForDType
   double initial = 1.0;
   uint32_t growth_interval = 1000;
   uint32_t hysteresis = 2;
@@ -100,8 +100,11 @@ struct JobOptions {
   absl::Duration step_timeout = absl::Seconds(600);  // *
   absl::Duration heartbeat = absl::Seconds(1);       // *
 
-  // Reads a JSON file with the fields of proto/job_config.proto. Unknown keys are
-  // errors that give the dotted path and the nearest valid name.
+  // Gradients and working weights of this dtype; for fp16 dynamic loss scaling from 2^16.
+  static JobOptions ForDType(DType dtype);
+  // Reads a JSON file with the fields of proto/job_config.proto; those that are not
+  // there have the defaults above, or of ForDType for a fp16 grad_dtype. Unknown keys
+  // are errors that give the dotted path and the nearest valid name.
   static absl::StatusOr<JobOptions> FromJsonFile(const std::string& path);
   static absl::StatusOr<JobOptions> FromJson(const std::string& text, const std::string& origin);
 };
@@ -207,8 +210,10 @@ class Session {
   // --- initial weights ---
   // True until every element of the job has been uploaded.
   virtual bool initialising() const = 0;
-  // fp32 masters of elements offset .. of a parameter. Any rank may upload any part;
-  // by convention rank r uploads the parameters p with p % world_size == r.
+  // fp32 masters of elements offset .. of a parameter, copied before it returns. Any
+  // rank may upload any part; by convention rank r uploads the parameters p with
+  // p % world_size == r. A part begins at a multiple of 32 elements, and ends at one
+  // or at the parameter's end.
   virtual absl::Status Upload(size_t parameter, uint64_t offset, std::span<const float> values) = 0;
   // Waits until all ranks' uploads have made the job complete.
   virtual absl::Status FinishUpload() = 0;

@@ -201,8 +201,17 @@ class JsonReader {
   absl::Status ReadArray(const Json& value, const std::string& path, const FieldDescriptor* field,
                          Message* message) {
     if (!value.is_array()) return Mismatch(path, "an array", value);
-    message->GetReflection()->ClearField(message, field);
+    const Reflection* r = message->GetReflection();
+    std::unique_ptr<Message> defaults;
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE &&
+        r->FieldSize(*message, field) > 0) {
+      const Message& first = r->GetRepeatedMessage(*message, field, 0);
+      defaults.reset(first.New());
+      defaults->CopyFrom(first);
+    }
+    r->ClearField(message, field);
     for (size_t i = 0; i < value.size(); ++i) {
+      if (defaults != nullptr) r->AddMessage(message, field)->CopyFrom(*defaults);
       absl::Status status =
           ReadValue(value[i], absl::StrCat(path, "[", i, "]"), field, static_cast<int>(i), message);
       if (!status.ok()) return status;
@@ -215,8 +224,14 @@ class JsonReader {
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       if (!value.is_object()) return Mismatch(path, "an object", value);
       const Reflection* r = message->GetReflection();
-      Message* child =
-          field->is_repeated() ? r->AddMessage(message, field) : r->MutableMessage(message, field);
+      Message* child = nullptr;
+      if (!field->is_repeated()) {
+        child = r->MutableMessage(message, field);
+      } else if (index < r->FieldSize(*message, field)) {
+        child = r->MutableRepeatedMessage(message, field, index);
+      } else {
+        child = r->AddMessage(message, field);
+      }
       return ReadObject(value, path, child);
     }
     const std::optional<Scalar> scalar = FromJson(value, field);

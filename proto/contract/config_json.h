@@ -21,8 +21,9 @@ class Message;
 namespace shardd::contract {
 
 // Sets the fields of `message` that the JSON object in `text` names; others keep
-// their values, and a repeated field that is named is replaced as a whole. Enums
-// are given by name. `origin` (a file's path) begins every error. InvalidArgument:
+// their values. A repeated field that is named is replaced as a whole; if it had
+// elements, the first of them holds the defaults of each new one. Enums are given by
+// name. `origin` (a file's path) begins every error. InvalidArgument:
 //   text that is not JSON, with line and column;
 //   an unknown key, with its dotted path and the nearest valid one;
 //   a key given twice;

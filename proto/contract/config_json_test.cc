@@ -45,6 +45,19 @@ TEST(ParseJson, NamedRepeatedFieldReplacesTheOldOne) {
   EXPECT_EQ(config.groups(0).name(), "new");
 }
 
+TEST(ParseJson, NewElementsBeginAsTheFirstOldOne) {
+  v1::JobConfig config;
+  config.add_groups()->mutable_hyper()->set_beta1(0.9);
+  ASSERT_TRUE(
+      ParseJson(R"({"groups": [{"hyper": {"lr": 1}}, {"hyper": {"beta1": 0.5}}]})", "x", &config)
+          .ok());
+  ASSERT_EQ(config.groups_size(), 2);
+  EXPECT_EQ(config.groups(0).hyper().beta1(), 0.9);
+  EXPECT_EQ(config.groups(0).hyper().lr(), 1.0);
+  EXPECT_EQ(config.groups(1).hyper().beta1(), 0.5);
+  EXPECT_EQ(config.groups(1).hyper().lr(), 0.0);
+}
+
 TEST(ParseJson, UnknownKeyGivesDottedPathAndNearest) {
   EXPECT_EQ(Error(R"({"groups": [{}, {"hyper": {"weigth_decay": 0.1}}]})"),
             "job.json: unknown key 'groups[1].hyper.weigth_decay'; did you mean "
