@@ -1,0 +1,22 @@
+#include "client/cli/admin_channel.h"
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+
+namespace shardd::cli {
+
+absl::StatusOr<std::unique_ptr<AdminChannel>> AdminChannel::Connect(const std::string& socket,
+                                                                    absl::Duration timeout) {
+  absl::StatusOr<Attachment> attachment = Attach(socket, timeout);
+  if (!attachment.ok()) return attachment.status();
+  std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials());
+  return absl::WrapUnique(new AdminChannel(std::move(*attachment), v1::Admin::NewStub(channel)));
+}
+
+absl::Status AdminChannel::ToAbsl(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+}  // namespace shardd::cli

@@ -1,0 +1,55 @@
+// Calls of the daemon's Admin service.
+#ifndef SHARDD_CLIENT_CLI_ADMIN_CHANNEL_H_
+#define SHARDD_CLIENT_CLI_ADMIN_CHANNEL_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cli/attach.h"
+#include "proto/control.grpc.pb.h"
+
+namespace shardd::cli {
+
+// One connection to a daemon; ends with the object. Not for several threads.
+class AdminChannel {
+ public:
+  // `socket` is the path of the gRPC socket. Errors as Attach.
+  static absl::StatusOr<std::unique_ptr<AdminChannel>> Connect(const std::string& socket,
+                                                               absl::Duration timeout);
+
+  const std::string& daemon_version() const { return attachment_.daemon_version; }
+
+  // One call, with this connection's token. The daemon's status is passed on;
+  // Unavailable when it is gone.
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(grpc::Status (v1::Admin::StubInterface::*method)(grpc::ClientContext*,
+                                                                              const Request&,
+                                                                              Reply*),
+                             Request request, absl::Duration deadline = absl::Seconds(30)) {
+    request.set_token(attachment_.token);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(deadline));
+    Reply reply;
+    absl::Status status = ToAbsl(((*stub_).*method)(&context, request, &reply));
+    if (!status.ok()) return status;
+    return reply;
+  }
+
+ private:
+  AdminChannel(Attachment attachment, std::unique_ptr<v1::Admin::StubInterface> stub)
+      : attachment_(std::move(attachment)), stub_(std::move(stub)) {}
+  static absl::Status ToAbsl(const grpc::Status& status);
+
+  Attachment attachment_;
+  std::unique_ptr<v1::Admin::StubInterface> stub_;
+};
+
+}  // namespace shardd::cli
+
+#endif  // SHARDD_CLIENT_CLI_ADMIN_CHANNEL_H_

@@ -1,0 +1,15 @@
+#include "client/cli/commands.h"
+
+namespace shardd::cli {
+
+std::vector<std::unique_ptr<Command>> AllCommands() {
+  std::vector<std::unique_ptr<Command>> commands;
+  for (auto make : {MakeRunCommand, MakeStatusCommand, MakeJobsCommand, MakeShardsCommand,
+                    MakeJobDeleteCommand, MakeDoctorCommand, MakeFailpointArmCommand,
+                    MakeFailpointWaitCommand, MakeFailpointReleaseCommand, MakeVersionCommand}) {
+    commands.push_back(make());
+  }
+  return commands;
+}
+
+}  // namespace shardd::cli

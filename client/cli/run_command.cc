@@ -1,0 +1,160 @@
+// shardctl run: a daemon if there is none, and the ranks of a job.
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/address.h"
+#include "client/cli/attach.h"
+#include "client/cli/commands.h"
+#include "client/cli/launcher.h"
+#include "client/cli/private_daemon.h"
+#include "client/cli/rank_process.h"
+
+namespace shardd::cli {
+
+namespace {
+
+// A daemon of our own that we could not end (we were killed) ends itself.
+constexpr char kOrphanLimit[] = "--exit_when_idle_seconds=600";
+constexpr absl::Duration kDaemonEnd = absl::Seconds(60);
+
+class RunCommand : public Command {
+ public:
+  const CommandSpec& spec() const override {
+    static const CommandSpec* spec = new CommandSpec{
+        .name = "run",
+        .arguments = "-- COMMAND...",
+        .min_words = 1,
+        .summary = "run the ranks of a job on this node",
+        .help =
+            "Starts COMMAND --ranks times, with RANK, LOCAL_RANK, WORLD_SIZE and SHARDD_ADDRESS\n"
+            "in its environment, and prints what the ranks write, each line after its [rank].\n"
+            "A rank that dies is started again up to --max-restarts times: the job goes on at\n"
+            "the step after the last committed one. When one fails for good the others are\n"
+            "ended, and its exit code is this command's.\n"
+            "Ctrl-C and SIGTERM go to all ranks; a second one kills them.\n\n"
+            "Without --address and SHARDD_ADDRESS, and where no daemon of the system or of your\n"
+            "own runs, one is started for this command and ended after it.\n\n"
+            "  shardctl run --ranks 2 --max-restarts 3 -- shardd-train --data texts --stage 2",
+        .command_follows = true};
+    return *spec;
+  }
+
+  void AddFlags(FlagSet* flags) override {
+    flags->AddUint32("ranks", "N", "how many to start (default 1)", &ranks_);
+    flags->AddUint32("max-restarts", "K", "how often each may be started again (default 0)",
+                     &max_restarts_);
+    flags->AddDouble("grace", "SECONDS",
+                     "what the others get to end when one has failed (default 10)",
+                     &grace_seconds_);
+    flags->AddBool("keep-daemon", "leave a daemon that this command started running", &keep_);
+  }
+
+  absl::StatusOr<int> Run(const Context& context, const std::vector<std::string>& words) override {
+    absl::StatusOr<PrivateDaemon> daemon = FindDaemon(context);
+    if (!daemon.ok()) return daemon.status();
+    if (daemon->started_pid != 0) {
+      Note(context, absl::StrCat("started a daemon, process ", daemon->started_pid, ", at ",
+                                 daemon->socket));
+    }
+    absl::StatusOr<LaunchResult> result = Launch(MakeOptions(context, words, daemon->socket));
+    if (!keep_) {
+      absl::Status ended = EndPrivateDaemon(*daemon, kDaemonEnd);
+      if (!ended.ok()) Note(context, std::string(ended.message()));
+    }
+    if (!result.ok()) return result.status();
+    if (context.output == OutputFormat::kJson) PrintResult(context, *result);
+    return result->exit_code;
+  }
+
+ private:
+  absl::StatusOr<PrivateDaemon> FindDaemon(const Context& context) {
+    const Environment& environment = context.environment;
+    absl::StatusOr<DaemonAddress> address = ResolveAddress(context.address, environment);
+    if (!address.ok()) return address.status();
+    absl::Status attached = Attach(address->socket, context.connect_timeout).status();
+    if (attached.ok()) return PrivateDaemon{address->socket, 0};
+    if (address->explicit_choice || !absl::IsUnavailable(attached)) return attached;
+    absl::StatusOr<std::string> binary = DaemonBinary(environment);
+    if (!binary.ok()) return binary.status();
+    PrivateDaemonOptions options;
+    options.directory = PrivateDirectory(environment);
+    options.binary = *binary;
+    if (!keep_) options.flags.push_back(kOrphanLimit);
+    return EnsurePrivateDaemon(options);
+  }
+
+  // SHARDD_DAEMON_BINARY, the one beside shardctl, the one in PATH.
+  static absl::StatusOr<std::string> DaemonBinary(const Environment& environment) {
+    std::string named = environment.Get("SHARDD_DAEMON_BINARY");
+    if (!named.empty()) return FindProgram(named, {});
+    std::string beside = absl::StrCat(environment.executable_directory, "/shardd");
+    if (access(beside.c_str(), X_OK) == 0) return beside;
+    absl::StatusOr<std::string> found =
+        FindProgram("shardd", {absl::StrCat("PATH=", environment.Get("PATH"))});
+    if (found.ok()) return found;
+    return absl::NotFoundError(
+        absl::StrCat("no daemon runs, and there is none to start: ", found.status().message(),
+                     ": start shardd, or name its binary with SHARDD_DAEMON_BINARY"));
+  }
+
+  LaunchOptions MakeOptions(const Context& context, const std::vector<std::string>& words,
+                            const std::string& socket) const {
+    LaunchOptions options;
+    options.ranks = ranks_;
+    options.max_restarts = max_restarts_;
+    options.command = words;
+    for (const auto& [name, value] : context.environment.variables) {
+      options.environment.push_back(absl::StrCat(name, "=", value));
+    }
+    options.address = absl::StrCat("unix:", socket);
+    options.grace = absl::Seconds(grace_seconds_);
+    options.on_note = [&context](const std::string& text) { Note(context, text); };
+    options.on_line = [&context](uint32_t rank, Stream stream, std::string_view line) {
+      PrintLine(context, rank, stream, line);
+    };
+    return options;
+  }
+
+  static void Note(const Context& context, const std::string& text) {
+    if (context.output == OutputFormat::kJson) {
+      context.err << Json{{"note", text}}.dump() << std::endl;
+    } else {
+      context.err << "shardctl: " << text << std::endl;
+    }
+  }
+
+  static void PrintLine(const Context& context, uint32_t rank, Stream stream,
+                        std::string_view line) {
+    if (context.output == OutputFormat::kJson) {
+      Json json = {{"rank", rank},
+                   {"stream", stream == Stream::kOut ? "stdout" : "stderr"},
+                   {"line", std::string(line)}};
+      // A rank may write bytes that are no UTF-8.
+      context.out << json.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
+    } else {
+      (stream == Stream::kOut ? context.out : context.err)
+          << "[" << rank << "] " << line << std::endl;
+    }
+  }
+
+  static void PrintResult(const Context& context, const LaunchResult& result) {
+    Json ranks = Json::array();
+    for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
+      ranks.push_back({{"rank", rank},
+                       {"restarts", result.ranks[rank].restarts},
+                       {"exit_code", result.ranks[rank].exit_code}});
+    }
+    context.out << Json{{"exit_code", result.exit_code}, {"ranks", ranks}}.dump() << std::endl;
+  }
+
+  uint32_t ranks_ = 1;
+  uint32_t max_restarts_ = 0;
+  double grace_seconds_ = 10;
+  bool keep_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeRunCommand() { return std::make_unique<RunCommand>(); }
+
+}  // namespace shardd::cli
