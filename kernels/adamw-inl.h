@@ -25,8 +25,12 @@ struct AdamWFormula {
   // All values are flushed on entry and on return.
   SHARDD_LANE_FUNCTION void operator()(V grad, V* master, V* exp_avg, V* exp_avg_sq) const {
     const V m = Lane::Fma(beta1, *exp_avg, Lane::Mul(one_minus_beta1, grad));
-    const V v = Lane::Fma(beta2, *exp_avg_sq, Lane::Mul(one_minus_beta2, Lane::Mul(grad, grad)));
-    const V denominator = Lane::Fma(Lane::Sqrt(v), inverse_root_correction2, eps);
+    // Two results whose flush would change no bit are not flushed. A square below
+    // the bound is so too after the product with 1 - beta2 <= 1. The denominator is
+    // eps, itself flushed, or above the root of the bound.
+    const V square = Lane::MulUnflushed(grad, grad);
+    const V v = Lane::Fma(beta2, *exp_avg_sq, Lane::Mul(one_minus_beta2, square));
+    const V denominator = Lane::FmaUnflushed(Lane::Sqrt(v), inverse_root_correction2, eps);
     const V direction = Lane::Div(m, denominator);
     // Decay and step are added first, so that the parameter is rounded once.
     const V change = Lane::Fma(step_size, direction, Lane::Mul(decay, *master));

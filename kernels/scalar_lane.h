@@ -27,22 +27,27 @@ struct ScalarLane {
 #if defined(__CUDA_ARCH__)
   static SHARDD_HOST_DEVICE V Add(V a, V b) { return Flush(__fadd_rn(a, b)); }
   static SHARDD_HOST_DEVICE V Sub(V a, V b) { return Flush(__fsub_rn(a, b)); }
-  static SHARDD_HOST_DEVICE V Mul(V a, V b) { return Flush(__fmul_rn(a, b)); }
   static SHARDD_HOST_DEVICE V Div(V a, V b) { return Flush(__fdiv_rn(a, b)); }
-  static SHARDD_HOST_DEVICE V Fma(V a, V b, V c) { return Flush(__fmaf_rn(a, b, c)); }
+  static SHARDD_HOST_DEVICE V MulUnflushed(V a, V b) { return __fmul_rn(a, b); }
+  static SHARDD_HOST_DEVICE V FmaUnflushed(V a, V b, V c) { return __fmaf_rn(a, b, c); }
   static SHARDD_HOST_DEVICE V Sqrt(V a) { return __fsqrt_rn(a); }
 #else
   static SHARDD_HOST_DEVICE V Add(V a, V b) { return Flush(a + b); }
   static SHARDD_HOST_DEVICE V Sub(V a, V b) { return Flush(a - b); }
-  static SHARDD_HOST_DEVICE V Mul(V a, V b) { return Flush(a * b); }
   static SHARDD_HOST_DEVICE V Div(V a, V b) { return Flush(a / b); }
+  static SHARDD_HOST_DEVICE V MulUnflushed(V a, V b) { return a * b; }
   // a * b + c, rounded once.
-  static SHARDD_HOST_DEVICE V Fma(V a, V b, V c) { return Flush(std::fma(a, b, c)); }
+  static SHARDD_HOST_DEVICE V FmaUnflushed(V a, V b, V c) { return std::fma(a, b, c); }
   // Not flushed: a root of a flushed value is 0 or above 2^-63.
   static SHARDD_HOST_DEVICE V Sqrt(V a) { return std::sqrt(a); }
 #endif
 
+  static SHARDD_HOST_DEVICE V Mul(V a, V b) { return Flush(MulUnflushed(a, b)); }
+  static SHARDD_HOST_DEVICE V Fma(V a, V b, V c) { return Flush(FmaUnflushed(a, b, c)); }
+
   static SHARDD_HOST_DEVICE V Canonical(V x) { return CanonicalizeNan(x); }
+
+  static SHARDD_HOST_DEVICE bool AnyNan(V a, V b, V c) { return a != a || b != b || c != c; }
 
   static SHARDD_HOST_DEVICE V LoadRaw(const float* p) { return *p; }
   static SHARDD_HOST_DEVICE V Load(const float* p) { return Flush(*p); }

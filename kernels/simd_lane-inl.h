@@ -34,14 +34,27 @@ struct SimdLane {
   static HWY_INLINE V Set(float x) { return Flush(hn::Set(LaneFloats(), x)); }
   static HWY_INLINE V Add(V a, V b) { return Flush(hn::Add(a, b)); }
   static HWY_INLINE V Sub(V a, V b) { return Flush(hn::Sub(a, b)); }
-  static HWY_INLINE V Mul(V a, V b) { return Flush(hn::Mul(a, b)); }
+  static HWY_INLINE V MulUnflushed(V a, V b) { return hn::Mul(a, b); }
+  static HWY_INLINE V FmaUnflushed(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+  static HWY_INLINE V Mul(V a, V b) { return Flush(MulUnflushed(a, b)); }
   static HWY_INLINE V Div(V a, V b) { return Flush(hn::Div(a, b)); }
-  static HWY_INLINE V Fma(V a, V b, V c) { return Flush(hn::MulAdd(a, b, c)); }
+  static HWY_INLINE V Fma(V a, V b, V c) { return Flush(FmaUnflushed(a, b, c)); }
   static HWY_INLINE V Sqrt(V a) { return hn::Sqrt(a); }
 
   static HWY_INLINE V Canonical(V x) {
     const V nan = hn::BitCast(LaneFloats(), hn::Set(LaneBits(), kCanonicalNanBits));
     return hn::IfThenElse(hn::IsNaN(x), nan, x);
+  }
+
+  // Whether some lane of a, b or c is NaN.
+  static HWY_INLINE bool AnyNan(V a, V b, V c) {
+#if HWY_TARGET == HWY_AVX3
+    const __mmask16 ab = _mm512_cmp_ps_mask(a.raw, b.raw, _CMP_UNORD_Q);
+    return _kortestz_mask16_u8(ab, _mm512_cmp_ps_mask(c.raw, c.raw, _CMP_UNORD_Q)) == 0;
+#else
+    const __m256 ab = _mm256_cmp_ps(a.raw, b.raw, _CMP_UNORD_Q);
+    return _mm256_movemask_ps(_mm256_or_ps(ab, _mm256_cmp_ps(c.raw, c.raw, _CMP_UNORD_Q))) != 0;
+#endif
   }
 
   static HWY_INLINE V LoadRaw(const float* p) { return hn::LoadU(LaneFloats(), p); }
@@ -122,6 +135,55 @@ struct SimdLane {
     } else {
       StoreWords<false>(Float16TiesEven(x), base, index);
     }
+  }
+};
+
+// Two SimdLanes in lock-step. A formula is one long chain of dependent operations,
+// of which a core's scheduler holds about two: side by side in program order, they
+// overlap.
+struct SimdPairLane {
+  using One = SimdLane;
+  struct V {
+    One::V lo, hi;
+  };
+  static constexpr size_t kWidth = 2 * One::kWidth;
+
+  static HWY_INLINE V Set(float x) { return {One::Set(x), One::Set(x)}; }
+  static HWY_INLINE V Add(V a, V b) { return {One::Add(a.lo, b.lo), One::Add(a.hi, b.hi)}; }
+  static HWY_INLINE V Sub(V a, V b) { return {One::Sub(a.lo, b.lo), One::Sub(a.hi, b.hi)}; }
+  static HWY_INLINE V Mul(V a, V b) { return {One::Mul(a.lo, b.lo), One::Mul(a.hi, b.hi)}; }
+  static HWY_INLINE V Div(V a, V b) { return {One::Div(a.lo, b.lo), One::Div(a.hi, b.hi)}; }
+  static HWY_INLINE V Sqrt(V a) { return {One::Sqrt(a.lo), One::Sqrt(a.hi)}; }
+  static HWY_INLINE V Fma(V a, V b, V c) {
+    return {One::Fma(a.lo, b.lo, c.lo), One::Fma(a.hi, b.hi, c.hi)};
+  }
+  static HWY_INLINE V MulUnflushed(V a, V b) {
+    return {One::MulUnflushed(a.lo, b.lo), One::MulUnflushed(a.hi, b.hi)};
+  }
+  static HWY_INLINE V FmaUnflushed(V a, V b, V c) {
+    return {One::FmaUnflushed(a.lo, b.lo, c.lo), One::FmaUnflushed(a.hi, b.hi, c.hi)};
+  }
+  static HWY_INLINE V Canonical(V x) { return {One::Canonical(x.lo), One::Canonical(x.hi)}; }
+  static HWY_INLINE bool AnyNan(V a, V b, V c) {
+    return One::AnyNan(a.lo, b.lo, c.lo) || One::AnyNan(a.hi, b.hi, c.hi);
+  }
+
+  static HWY_INLINE V LoadRaw(const float* p) {
+    return {One::LoadRaw(p), One::LoadRaw(p + One::kWidth)};
+  }
+  static HWY_INLINE V Load(const float* p) { return {One::Load(p), One::Load(p + One::kWidth)}; }
+  static HWY_INLINE void Store(V x, float* p) {
+    One::Store(x.lo, p);
+    One::Store(x.hi, p + One::kWidth);
+  }
+  template <DType kDType>
+  static HWY_INLINE V LoadAs(const void* base, size_t index) {
+    return {One::LoadAs<kDType>(base, index), One::LoadAs<kDType>(base, index + One::kWidth)};
+  }
+  template <DType kDType, bool kStream>
+  static HWY_INLINE void StoreWeight(V x, void* base, size_t index) {
+    One::StoreWeight<kDType, kStream>(x.lo, base, index);
+    One::StoreWeight<kDType, kStream>(x.hi, base, index + One::kWidth);
   }
 };
 

@@ -14,10 +14,15 @@ SHARDD_LANE_FUNCTION void UpdateLanes(const Formula& formula, typename Lane::V g
   if constexpr (Formula::kStates > 0) state0 = Lane::Load(run.state[0] + i);
   if constexpr (Formula::kStates > 1) state1 = Lane::Load(run.state[1] + i);
   formula(grad, &master, &state0, &state1);
-  master = Lane::Canonical(master);
+  // Seldom: one test is cheaper than three selections.
+  if (Lane::AnyNan(master, state0, state1)) [[unlikely]] {
+    master = Lane::Canonical(master);
+    state0 = Lane::Canonical(state0);
+    state1 = Lane::Canonical(state1);
+  }
   Lane::Store(master, run.master + i);
-  if constexpr (Formula::kStates > 0) Lane::Store(Lane::Canonical(state0), run.state[0] + i);
-  if constexpr (Formula::kStates > 1) Lane::Store(Lane::Canonical(state1), run.state[1] + i);
+  if constexpr (Formula::kStates > 0) Lane::Store(state0, run.state[0] + i);
+  if constexpr (Formula::kStates > 1) Lane::Store(state1, run.state[1] + i);
   Lane::template StoreWeight<kWeight, kStream>(master, run.weight, i);
 }
 

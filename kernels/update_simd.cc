@@ -25,7 +25,9 @@ namespace shardd::kernels::HWY_NAMESPACE {
 #include "kernels/adamw-inl.h"
 #include "kernels/update_loop-inl.h"
 
-void UpdateAdamW(const UpdateRun& run) { UpdateLoop<SimdLane, AdamWFormula<SimdLane>>(run); }
+void UpdateAdamW(const UpdateRun& run) {
+  UpdateLoop<SimdPairLane, AdamWFormula<SimdPairLane>>(run);
+}
 
 }  // namespace shardd::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
