@@ -36,7 +36,8 @@ class TrainingBatches {
   // bytes before them in the window.
   models::Batch ForSlot(uint32_t slot) const;
 
-  // To the next step.
+  // To the first step, and to the next.
+  void Reset() { next_sample_ = 0; }
   void Advance() { next_sample_ += samples_per_step(); }
 
   // Windows read since the start, and passes over the text that they make.
