@@ -2,12 +2,14 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace shardd::cli {
 
 absl::StatusOr<std::unique_ptr<AdminChannel>> AdminChannel::Connect(const std::string& socket,
                                                                     absl::Duration timeout) {
-  absl::StatusOr<Attachment> attachment = Attach(socket, timeout);
+  absl::StatusOr<std::unique_ptr<AttachConnection>> attachment =
+      AttachConnection::Connect(socket, absl::Now() + timeout);
   if (!attachment.ok()) return attachment.status();
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials());

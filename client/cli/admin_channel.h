@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cli/attach.h"
+#include "client/attach_connection.h"
 #include "proto/control.grpc.pb.h"
 
 namespace shardd::cli {
@@ -19,11 +19,12 @@ namespace shardd::cli {
 // One connection to a daemon; ends with the object. Not for several threads.
 class AdminChannel {
  public:
-  // `socket` is the path of the gRPC socket. Errors as Attach.
+  // `socket` is the path of the gRPC socket. Errors as of
+  // AttachConnection::Connect.
   static absl::StatusOr<std::unique_ptr<AdminChannel>> Connect(const std::string& socket,
                                                                absl::Duration timeout);
 
-  const std::string& daemon_version() const { return attachment_.daemon_version; }
+  const std::string& daemon_version() const { return attachment_->version(); }
 
   // One call, with this connection's token. The daemon's status is passed on;
   // Unavailable when it is gone.
@@ -32,7 +33,7 @@ class AdminChannel {
                                                                               const Request&,
                                                                               Reply*),
                              Request request, absl::Duration deadline = absl::Seconds(30)) {
-    request.set_token(attachment_.token);
+    request.set_token(attachment_->token());
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(deadline));
     Reply reply;
@@ -42,11 +43,12 @@ class AdminChannel {
   }
 
  private:
-  AdminChannel(Attachment attachment, std::unique_ptr<v1::Admin::StubInterface> stub)
+  AdminChannel(std::unique_ptr<AttachConnection> attachment,
+               std::unique_ptr<v1::Admin::StubInterface> stub)
       : attachment_(std::move(attachment)), stub_(std::move(stub)) {}
   static absl::Status ToAbsl(const grpc::Status& status);
 
-  Attachment attachment_;
+  std::unique_ptr<AttachConnection> attachment_;
   std::unique_ptr<v1::Admin::StubInterface> stub_;
 };
 

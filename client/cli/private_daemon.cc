@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/cli/attach.h"
+#include "client/attach_connection.h"
 #include "proto/contract/fd_passing.h"
 
 namespace shardd::cli {
@@ -84,7 +84,7 @@ absl::Status AwaitAnswer(pid_t pid, const std::string& socket, const std::string
                          absl::Duration timeout) {
   absl::Time deadline = absl::Now() + timeout;
   while (true) {
-    absl::Status attached = Attach(socket, kProbe).status();
+    absl::Status attached = AttachConnection::Connect(socket, absl::Now() + kProbe).status();
     if (attached.ok()) return attached;
     int status;
     if (waitpid(pid, &status, WNOHANG) == pid) {
@@ -114,7 +114,7 @@ absl::StatusOr<PrivateDaemon> EnsurePrivateDaemon(const PrivateDaemonOptions& op
   }
   PrivateDaemon daemon;
   daemon.socket = absl::StrCat(options.directory, "/shardd.sock");
-  absl::Status attached = Attach(daemon.socket, absl::ZeroDuration()).status();
+  absl::Status attached = AttachConnection::Connect(daemon.socket, absl::Now()).status();
   if (!absl::IsUnavailable(attached)) {
     if (!attached.ok()) return attached;
     return daemon;

@@ -11,7 +11,8 @@
 #include <sstream>
 #include <thread>
 
-#include "client/cli/attach.h"
+#include "absl/time/clock.h"
+#include "client/attach_connection.h"
 
 namespace shardd::cli {
 namespace {
@@ -55,7 +56,7 @@ TEST_F(PrivateDaemonTest, StartsOneAndFindsItAgain) {
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(second->started_pid, 0);
   EXPECT_TRUE(EndPrivateDaemon(*second, absl::Seconds(1)).ok());
-  EXPECT_TRUE(Attach(first->socket, absl::ZeroDuration()).ok()) << "not ours to end";
+  EXPECT_TRUE(AttachConnection::Connect(first->socket, absl::Now()).ok()) << "not ours to end";
 
   EXPECT_TRUE(EndPrivateDaemon(*first, absl::Seconds(60)).ok());
   EXPECT_THAT(Flags(), HasSubstr("ended"));

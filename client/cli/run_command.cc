@@ -2,8 +2,9 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/attach_connection.h"
 #include "client/cli/address.h"
-#include "client/cli/attach.h"
 #include "client/cli/commands.h"
 #include "client/cli/launcher.h"
 #include "client/cli/private_daemon.h"
@@ -71,7 +72,8 @@ class RunCommand : public Command {
     const Environment& environment = context.environment;
     absl::StatusOr<DaemonAddress> address = ResolveAddress(context.address, environment);
     if (!address.ok()) return address.status();
-    absl::Status attached = Attach(address->socket, context.connect_timeout).status();
+    absl::Status attached =
+        AttachConnection::Connect(address->socket, absl::Now() + context.connect_timeout).status();
     if (attached.ok()) return PrivateDaemon{address->socket, 0};
     if (address->explicit_choice || !absl::IsUnavailable(attached)) return attached;
     absl::StatusOr<std::string> binary = DaemonBinary(environment);
