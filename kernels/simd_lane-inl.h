@@ -138,13 +138,13 @@ struct SimdLane {
   }
 };
 
-// Two SimdLanes in lock-step. A formula is one long chain of dependent operations,
-// of which a core's scheduler holds about two: side by side in program order, they
+// Two lanes in lock-step. A formula is one long chain of dependent operations, of
+// which a core's scheduler holds about two: side by side in program order, they
 // overlap.
-struct SimdPairLane {
-  using One = SimdLane;
+template <class One>
+struct PairOf {
   struct V {
-    One::V lo, hi;
+    typename One::V lo, hi;
   };
   static constexpr size_t kWidth = 2 * One::kWidth;
 
@@ -178,14 +178,19 @@ struct SimdPairLane {
   }
   template <DType kDType>
   static HWY_INLINE V LoadAs(const void* base, size_t index) {
-    return {One::LoadAs<kDType>(base, index), One::LoadAs<kDType>(base, index + One::kWidth)};
+    return {One::template LoadAs<kDType>(base, index),
+            One::template LoadAs<kDType>(base, index + One::kWidth)};
   }
   template <DType kDType, bool kStream>
   static HWY_INLINE void StoreWeight(V x, void* base, size_t index) {
-    One::StoreWeight<kDType, kStream>(x.lo, base, index);
-    One::StoreWeight<kDType, kStream>(x.hi, base, index + One::kWidth);
+    One::template StoreWeight<kDType, kStream>(x.lo, base, index);
+    One::template StoreWeight<kDType, kStream>(x.hi, base, index + One::kWidth);
   }
 };
+
+// The fastest: AVX2 0.94 ns an element against 1.27 for SimdLane, AVX-512 0.78
+// against 1.04, in the L2 cache of a Zen 4 core.
+using SimdQuadLane = PairOf<PairOf<SimdLane>>;
 
 // The 32 lane sums of a block as vectors of doubles.
 struct SimdBlockSums {

@@ -26,7 +26,7 @@ namespace shardd::kernels::HWY_NAMESPACE {
 #include "kernels/update_loop-inl.h"
 
 void UpdateAdamW(const UpdateRun& run) {
-  UpdateLoop<SimdPairLane, AdamWFormula<SimdPairLane>>(run);
+  UpdateLoop<SimdQuadLane, AdamWFormula<SimdQuadLane>>(run);
 }
 
 }  // namespace shardd::kernels::HWY_NAMESPACE
