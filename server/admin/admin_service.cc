@@ -16,6 +16,9 @@ std::shared_ptr<control::UnaryCall<Reply>> MakeCall(grpc::CallbackServerContext*
   return std::make_shared<control::UnaryCall<Reply>>(context, reply);
 }
 
+// How long a snapshot may take before the last one is shown instead.
+constexpr absl::Duration kFreshStatus = absl::Milliseconds(500);
+
 absl::StatusOr<env::FailpointAction> ParseAction(const std::string& action) {
   if (action == "off") return env::FailpointAction::kOff;
   if (action == "wait") return env::FailpointAction::kWait;
@@ -84,21 +87,23 @@ grpc::ServerUnaryReactor* AdminService::ListJobs(grpc::CallbackServerContext* co
     call->Finish(caller.status());
     return call->reactor();
   }
-  v1::ListJobsReply list;
-  if (!request->name().empty()) {
+  std::vector<std::shared_ptr<step::Job>> jobs;
+  if (request->name().empty()) {
+    jobs = jobs_->Visible(caller->uid, caller->privileged);
+  } else {
     absl::StatusOr<std::shared_ptr<step::Job>> job =
         jobs_->Find(request->name(), caller->uid, caller->privileged);
     if (!job.ok()) {
       call->Finish(job.status());
       return call->reactor();
     }
-    *list.add_jobs() = (*job)->Status();
-  } else {
-    for (const auto& job : jobs_->Visible(caller->uid, caller->privileged)) {
-      *list.add_jobs() = job->Status();
-    }
+    jobs.push_back(*std::move(job));
   }
-  call->Finish(std::move(list));
+  waiters_.Post([call, jobs = std::move(jobs)] {
+    v1::ListJobsReply list;
+    for (const auto& job : jobs) *list.add_jobs() = job->FreshStatus(kFreshStatus);
+    call->Finish(std::move(list));
+  });
   return call->reactor();
 }
 

@@ -1,5 +1,5 @@
 // Admin: what shardctl calls (proto/control.proto). It reads snapshots, so that
-// looking never disturbs a job.
+// a job whose thread is busy can still be looked at.
 #ifndef SHARDD_SERVER_ADMIN_ADMIN_SERVICE_H_
 #define SHARDD_SERVER_ADMIN_ADMIN_SERVICE_H_
 
@@ -64,7 +64,7 @@ class AdminService final : public v1::Admin::CallbackService {
   env::Budget* budget_;
   env::Failpoints* failpoints_;
   step::Counters* counters_;
-  env::TaskQueue waiters_{4};  // WaitFailpoint blocks
+  env::TaskQueue waiters_{4};  // for what waits: failpoints, snapshots
 };
 
 }  // namespace shardd::admin

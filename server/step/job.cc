@@ -217,18 +217,10 @@ absl::Time Job::NextClock() const {
 
 void Job::CheckClocks() {
   const absl::Time now = env_.now();
-  for (const auto& member : members_) {
-    if (member->join && now >= member->join_deadline) {
-      JoinCallback done = std::move(member->join);
-      member->join = nullptr;
-      member->joined = false;
-      member->join_deadline = absl::InfiniteFuture();
-      done(absl::DeadlineExceededError(absl::StrCat(
-          "job '", name(), "': the rank group of ", world_size_, " did not form in time: missing ",
-          MissingRanks([](const Member& m) { return m.joined || m.join != nullptr; }),
-          "; start them, or start with another world_size")));
-    }
-  }
+  const bool expired = std::any_of(members_.begin(), members_.end(), [&](const auto& m) {
+    return m->join && now >= m->join_deadline;
+  });
+  if (expired) ExpireJoins(now);
   for (const auto& member : members_) {
     if (!member->live()) continue;
     uint64_t beat = member->heartbeat;
@@ -242,6 +234,20 @@ void Job::CheckClocks() {
     }
     member->heartbeat = beat;
     member->heartbeat_at = now;  // the next look that counts is a heartbeat away
+  }
+}
+
+void Job::ExpireJoins(absl::Time now) {
+  const absl::Status why = absl::DeadlineExceededError(absl::StrCat(
+      "job '", name(), "': the rank group of ", world_size_, " did not form in time: missing ",
+      MissingRanks([](const Member& m) { return m.joined || m.join != nullptr; }),
+      "; start them, or start with another world_size"));
+  for (const auto& member : members_) {
+    if (!member->join || now < member->join_deadline) continue;
+    JoinCallback done = std::move(member->join);
+    member->join = nullptr;
+    member->join_deadline = absl::InfiniteFuture();
+    done(why);
   }
 }
 

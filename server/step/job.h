@@ -107,6 +107,9 @@ class Job : public std::enable_shared_from_this<Job> {
 
   // The newest snapshot. Any thread; never waits for the job's thread.
   v1::JobStatus Status() const;
+  // Asks the job's thread for a new snapshot and waits for it, for up to `timeout` (it may be
+  // in a long update), then returns the newest there is. Not from the job's thread.
+  v1::JobStatus FreshStatus(absl::Duration timeout);
   v1::ListShardsReply Shards() const;
 
  private:
@@ -120,6 +123,7 @@ class Job : public std::enable_shared_from_this<Job> {
   void Sleep();
   void OnEvents(int timeout_ms);
   void CheckClocks();
+  void ExpireJoins(absl::Time now);
   absl::Time NextClock() const;
   void Wake() { board_.Wake(); }
 

@@ -1,6 +1,7 @@
 // What a job answers without changing.
 #include <algorithm>
 #include <cstring>
+#include <future>
 
 #include "absl/strings/str_cat.h"
 #include "server/step/job.h"
@@ -147,6 +148,17 @@ void Job::Publish() {
 v1::JobStatus Job::Status() const {
   std::lock_guard lock(status_mutex_);
   return status_;
+}
+
+v1::JobStatus Job::FreshStatus(absl::Duration timeout) {
+  auto published = std::make_shared<std::promise<void>>();
+  std::future<void> done = published->get_future();
+  Post([this, published] {
+    Publish();
+    published->set_value();
+  });
+  done.wait_for(absl::ToChronoMilliseconds(timeout));
+  return Status();
 }
 
 v1::ListShardsReply Job::Shards() const {

@@ -1,0 +1,82 @@
+// A client that keeps no rules: the protocol by hand, for tests of what a hostile or
+// broken worker can do.
+#ifndef SHARDD_TESTS_SUPPORT_RAW_SESSION_H_
+#define SHARDD_TESTS_SUPPORT_RAW_SESSION_H_
+
+#include <memory>
+#include <string>
+
+#include "proto/contract/attach.h"
+#include "proto/contract/fd_passing.h"
+#include "proto/contract/segments.h"
+#include "proto/control.grpc.pb.h"
+
+namespace shardd::test {
+
+class RawSession {
+ public:
+  // Attaches. Aborts the test's process when that fails.
+  explicit RawSession(const std::string& socket);
+  ~RawSession();
+  RawSession(const RawSession&) = delete;
+
+  const std::string& token() const { return token_; }
+  int socket() const { return attach_.get(); }
+  v1::Control::Stub* control() { return control_.get(); }
+
+  // A request for a job of one fp32 parameter 'w' of `elements`, one slot per rank.
+  v1::OpenRequest MakeOpen(const std::string& job, uint64_t elements, uint32_t rank,
+                           uint32_t world_size) const;
+  grpc::Status Open(const v1::OpenRequest& request);
+  const v1::OpenReply& open_reply() const { return open_; }
+  // Makes a ring of `data_bytes`, sealed with `seals`, and sends it. False: refused; the daemon's
+  // text is then error().
+  bool AttachRing(uint64_t data_bytes, int seals);
+  bool AttachRing(uint64_t data_bytes);
+  grpc::Status Join(v1::JoinReply* reply);
+  grpc::Status EndStep(const v1::EndStepRequest& request);
+  // Open, ring, Join, the upload of zeros by rank 0.
+  void Start(const std::string& job, uint64_t elements, uint32_t rank, uint32_t world_size);
+
+  // A right descriptor of the whole of bucket 0 for the next step.
+  contract::Descriptor Gradient() const;
+  // Puts it into the ring as it is, and rings.
+  void Publish(const contract::Descriptor& descriptor);
+  // Waits until the daemon has released `count` descriptors, or refused the session (false).
+  bool AwaitReleased(uint64_t count);
+  // Waits until the board's line says that this session is refused.
+  bool AwaitRefused();
+  // What SessionError tells.
+  std::string Refusal();
+
+  contract::RingHeader* ring() { return reinterpret_cast<contract::RingHeader*>(ring_); }
+  std::byte* ring_base() { return ring_; }
+  uint64_t ring_bytes() const { return ring_bytes_; }
+  uint64_t data_offset() const { return data_offset_; }
+  int ring_fd() const { return ring_fd_.get(); }
+  int weights_fd() const { return weights_fd_.get(); }
+  const contract::Board* board() const;
+  const std::string& error() const { return error_; }
+  const v1::JoinReply& joined() const { return joined_; }
+
+ private:
+  const contract::SessionLine* line() const;
+
+  contract::UniqueFd attach_;
+  std::string token_;
+  std::unique_ptr<v1::Control::Stub> control_;
+  v1::OpenRequest request_;
+  v1::OpenReply open_;
+  v1::JoinReply joined_;
+  contract::UniqueFd ring_fd_, weights_fd_, window_fd_;
+  std::byte* ring_ = nullptr;
+  uint64_t ring_bytes_ = 0;
+  uint64_t data_offset_ = 0;
+  const std::byte* weights_ = nullptr;
+  uint64_t weights_bytes_ = 0;
+  std::string error_;
+};
+
+}  // namespace shardd::test
+
+#endif  // SHARDD_TESTS_SUPPORT_RAW_SESSION_H_
