@@ -86,12 +86,11 @@ std::vector<size_t> SessionGradients::TakeAbsent() {
   return absent;
 }
 
-float* SessionGradients::Destination(const tensor::Parameter& parameter) {
+absl::StatusOr<float*> SessionGradients::Destination(const tensor::Parameter& parameter) {
   if (dtype_ != DType::kFloat32) return nullptr;
   const size_t index = index_.at(&parameter);
   const absl::StatusOr<void*> buffer = session_->AcquireGrad(index, slot_);
-  // An error comes again, and is returned, when Complete acquires the buffer.
-  if (!buffer.ok()) return nullptr;
+  if (!buffer.ok()) return buffer.status();
   buffer_[index] = *buffer;
   return static_cast<float*>(*buffer);
 }

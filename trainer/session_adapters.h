@@ -46,7 +46,7 @@ class SessionGradients final : public tensor::GradientSink {
   // Parameters without any gradient since the last call.
   std::vector<size_t> TakeAbsent();
 
-  float* Destination(const tensor::Parameter& parameter) override;
+  absl::StatusOr<float*> Destination(const tensor::Parameter& parameter) override;
   absl::Status Complete(const tensor::Parameter& parameter, const float* grad) override;
 
  private:

@@ -29,7 +29,7 @@ struct Raw {
   std::vector<std::string> data;
   std::string heldout, metrics, export_master, address, job = "gpt";
   std::string dtype = "bf16", weights = "shared", schedule = "cosine", resume = "auto";
-  int64_t layers = 4, width = 128, heads = 4, context = 128;
+  int64_t layers = 5, width = 128, heads = 4, context = 128;
   int64_t steps = 600, stage = 2, slots = 0, batch = 8, seed = 1, threads = 1, warmup = 50;
   double lr = 3e-3, lr_final = 0.1, weight_decay = 0.01, clip = 1.0, init_std = 0;
   bool no_progress = false;

@@ -106,7 +106,17 @@ absl::Status TrainingLoop::Restore(const std::string& blob) {
     loss_first_ = json["loss_first"].get<double>();
   }
   if (absl::Status s = env_.batches->Restore(json["data"].get<std::string>()); !s.ok()) return s;
+  if (absl::Status s = FindFirstLoss(); !s.ok()) return s;
   return CompleteMetrics();
+}
+
+absl::Status TrainingLoop::FindFirstLoss() {
+  if (loss_first_.has_value()) return absl::OkStatus();
+  // The blob of step 1 was sent before its loss was known.
+  const absl::StatusOr<std::vector<StepRecord>> records = env_.session->StepRecords(1);
+  if (!records.ok()) return records.status();
+  if (!records->empty() && records->front().step == 1) loss_first_ = records->front().loss;
+  return absl::OkStatus();
 }
 
 std::string TrainingLoop::Blob() const {

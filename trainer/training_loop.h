@@ -68,6 +68,7 @@ class TrainingLoop {
   // Takes data position and run history from the blob of the last decision, and brings
   // the metrics up to it.
   absl::Status Restore(const std::string& blob);
+  absl::Status FindFirstLoss();
   absl::Status CompleteMetrics();
   absl::Status Step();
   absl::StatusOr<SlotReport> ComputeSlot(uint32_t slot);

@@ -74,7 +74,7 @@ class Weights {
 
 class Collect : public tensor::GradientSink {
  public:
-  float* Destination(const Parameter& parameter) override {
+  absl::StatusOr<float*> Destination(const Parameter& parameter) override {
     if (!direct) return nullptr;
     gradients[parameter.name()].assign(parameter.elements(), NAN);
     return gradients[parameter.name()].data();

@@ -109,11 +109,15 @@ Tensor Graph::GradTarget(Tensor x, bool* accumulate) {
   return current;
 }
 
-float* Graph::ParameterGrad(const Parameter& parameter, bool* accumulate) {
+absl::StatusOr<float*> Graph::ParameterGrad(const Parameter& parameter, bool* accumulate) {
   PendingGrad& pending = pending_[&parameter];
   *accumulate = pending.data != nullptr;
   if (pending.data == nullptr) {
-    if (options_.sink != nullptr) pending.data = options_.sink->Destination(parameter);
+    if (options_.sink != nullptr) {
+      const absl::StatusOr<float*> destination = options_.sink->Destination(parameter);
+      if (!destination.ok()) return destination;
+      pending.data = *destination;
+    }
     if (pending.data == nullptr) {
       pending.owned = New(parameter.shape(), DType::kFloat32);
       pending.data = pending.owned.fp32();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "trainer/tensor/device.h"
 #include "trainer/tensor/tensor.h"
 
@@ -19,8 +20,9 @@ class GradientSink {
   virtual ~GradientSink() = default;
 
   // fp32 memory of parameter.elements() values to build the gradient in, valid
-  // until Complete; its contents do not matter. Null: the graph allocates it.
-  virtual float* Destination(const Parameter& parameter) { return nullptr; }
+  // until Complete; its contents do not matter. Null: the graph allocates it. An
+  // error ends Backward, which returns it.
+  virtual absl::StatusOr<float*> Destination(const Parameter& parameter) { return nullptr; }
 
   // The gradient of `parameter` is complete: every use of it has been
   // differentiated. `grad` (on the device) is Destination's memory, or valid
@@ -89,7 +91,7 @@ class Graph {
 
   // Memory for a contribution to a parameter's gradient: to be overwritten, or
   // added to when *accumulate comes back true.
-  float* ParameterGrad(const Parameter& parameter, bool* accumulate);
+  absl::StatusOr<float*> ParameterGrad(const Parameter& parameter, bool* accumulate);
 
   // The parameter as a device buffer of `dtype`, converted into *copy if needed.
   ConstBuffer Weights(const Parameter& parameter, DType dtype, Tensor* copy) const;

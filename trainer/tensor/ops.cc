@@ -42,18 +42,20 @@ struct LinearBackward {
     const int64_t rows = x.rows(), in = x.cols(), out = y.cols();
     bool accumulate = false;
     if (bias != nullptr) {
-      float* d_bias = graph->ParameterGrad(*bias, &accumulate);
-      device.ColumnSum(dy_given.buffer(), rows, out, accumulate, d_bias);
+      const absl::StatusOr<float*> d_bias = graph->ParameterGrad(*bias, &accumulate);
+      if (!d_bias.ok()) return d_bias.status();
+      device.ColumnSum(dy_given.buffer(), rows, out, accumulate, *d_bias);
     }
     const Tensor dy = As(*graph, dy_given, graph->compute());
     const Tensor xc = As(*graph, x, graph->compute());
-    float* d_weight = graph->ParameterGrad(*weight, &accumulate);
+    const absl::StatusOr<float*> d_weight = graph->ParameterGrad(*weight, &accumulate);
+    if (!d_weight.ok()) return d_weight.status();
     device.Gemm({.m = transpose_weight ? out : in,
                  .n = transpose_weight ? in : out,
                  .k = rows,
                  .a = (transpose_weight ? dy : xc).buffer(),
                  .b = (transpose_weight ? xc : dy).buffer(),
-                 .c = {d_weight, DType::kFloat32},
+                 .c = {*d_weight, DType::kFloat32},
                  .transpose_a = true,
                  .accumulate = accumulate});
     Tensor copy;
@@ -122,19 +124,22 @@ Tensor LayerNorm(Graph& graph, const Tensor& x, const Parameter& gain, const Par
                         .mean = mean.fp32(),
                         .rstd = rstd.fp32()};
   graph.device().LayerNorm(args, y.buffer());
-  graph.Record({&bias, &gain}, [&graph, x, y, mean, rstd, &gain, &bias, args]() mutable {
-    const Tensor dy = y.TakeGrad();
-    if (!dy.defined()) return absl::OkStatus();
-    Tensor copy;
-    args.gain = Fp32Weights(graph, gain, &copy);
-    bool accumulate_dx = false, accumulate_gain = false, accumulate_bias = false;
-    const Tensor dx = graph.GradTarget(x, &accumulate_dx);
-    float* d_bias = graph.ParameterGrad(bias, &accumulate_bias);
-    float* d_gain = graph.ParameterGrad(gain, &accumulate_gain);
-    graph.device().LayerNormBackward(args, dy.buffer(), accumulate_dx, dx.buffer(), accumulate_gain,
-                                     d_gain, accumulate_bias, d_bias);
-    return absl::OkStatus();
-  });
+  graph.Record(
+      {&bias, &gain}, [&graph, x, y, mean, rstd, &gain, &bias, args]() mutable -> absl::Status {
+        const Tensor dy = y.TakeGrad();
+        if (!dy.defined()) return absl::OkStatus();
+        Tensor copy;
+        args.gain = Fp32Weights(graph, gain, &copy);
+        bool accumulate_dx = false, accumulate_gain = false, accumulate_bias = false;
+        const Tensor dx = graph.GradTarget(x, &accumulate_dx);
+        const absl::StatusOr<float*> d_bias = graph.ParameterGrad(bias, &accumulate_bias);
+        if (!d_bias.ok()) return d_bias.status();
+        const absl::StatusOr<float*> d_gain = graph.ParameterGrad(gain, &accumulate_gain);
+        if (!d_gain.ok()) return d_gain.status();
+        graph.device().LayerNormBackward(args, dy.buffer(), accumulate_dx, dx.buffer(),
+                                         accumulate_gain, *d_gain, accumulate_bias, *d_bias);
+        return absl::OkStatus();
+      });
   return y;
 }
 
@@ -209,17 +214,20 @@ Tensor TokenAndPositionEmbedding(Graph& graph, const Parameter& tokens, const Pa
   const auto* at_ids = static_cast<const int32_t*>(at.data());
   graph.device().GatherRows(tokens.buffer(), token_ids, rows, width, false, y.fp32());
   graph.device().GatherRows(positions.buffer(), at_ids, rows, width, true, y.fp32());
-  graph.Record({&positions, &tokens}, [&graph, &tokens, &positions, ids, at, y]() mutable {
-    const Tensor dy = y.TakeGrad();
-    if (!dy.defined()) return absl::OkStatus();
-    for (const auto& [table, rows_of] : {std::pair{&positions, &at}, std::pair{&tokens, &ids}}) {
-      bool accumulate = false;
-      float* grad = graph.ParameterGrad(*table, &accumulate);
-      graph.device().ScatterAddRows(dy.buffer(), static_cast<const int32_t*>(rows_of->data()),
-                                    dy.rows(), dy.cols(), table->shape()[0], accumulate, grad);
-    }
-    return absl::OkStatus();
-  });
+  graph.Record(
+      {&positions, &tokens}, [&graph, &tokens, &positions, ids, at, y]() mutable -> absl::Status {
+        const Tensor dy = y.TakeGrad();
+        if (!dy.defined()) return absl::OkStatus();
+        for (const auto& [table, rows_of] :
+             {std::pair{&positions, &at}, std::pair{&tokens, &ids}}) {
+          bool accumulate = false;
+          const absl::StatusOr<float*> grad = graph.ParameterGrad(*table, &accumulate);
+          if (!grad.ok()) return grad.status();
+          graph.device().ScatterAddRows(dy.buffer(), static_cast<const int32_t*>(rows_of->data()),
+                                        dy.rows(), dy.cols(), table->shape()[0], accumulate, *grad);
+        }
+        return absl::OkStatus();
+      });
   return y;
 }
 
