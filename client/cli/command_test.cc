@@ -257,7 +257,7 @@ TEST_F(CommandTest, RunStartsAndEndsADaemonOfItsOwn) {
                  "cat $XDG_RUNTIME_DIR/shardd/shardd.sock.flags; echo $SHARDD_ADDRESS"}),
             0)
       << err_;
-  EXPECT_THAT(out_, HasSubstr("[0] --exit_when_idle_seconds=600\n"));
+  EXPECT_THAT(out_, HasSubstr("[0] --exit_when_idle_seconds=86400\n"));
   EXPECT_THAT(out_, HasSubstr("[0] unix:" + runtime + "/shardd/shardd.sock\n"));
   EXPECT_THAT(err_, HasSubstr("started a daemon"));
   EXPECT_EQ(Run({"jobs"}), 1) << "it still answers";

@@ -14,8 +14,9 @@ namespace shardd::cli {
 
 namespace {
 
-// A daemon of our own that we could not end (we were killed) ends itself.
-constexpr char kOrphanLimit[] = "--exit_when_idle_seconds=600";
+// A daemon that is left behind, with jobs or because we were killed, ends itself
+// when nobody has used it for a day.
+constexpr char kIdleLimit[] = "--exit_when_idle_seconds=86400";
 constexpr absl::Duration kDaemonEnd = absl::Seconds(60);
 
 class RunCommand : public Command {
@@ -34,7 +35,9 @@ class RunCommand : public Command {
             "ended, and its exit code is this command's.\n"
             "Ctrl-C and SIGTERM go to all ranks; a second one kills them.\n\n"
             "Without --address and SHARDD_ADDRESS, and where no daemon of the system or of your\n"
-            "own runs, one is started for this command and ended after it.\n\n"
+            "own runs, one is started for this command. It is ended after it unless it holds\n"
+            "jobs: then the same command again goes on with them, and 'shardctl job delete'\n"
+            "gives their memory back.\n\n"
             "  shardctl run --ranks 2 --max-restarts 3 -- shardd-train --data texts --stage 2",
         .command_follows = true};
     return *spec;
@@ -47,7 +50,7 @@ class RunCommand : public Command {
     flags->AddDouble("grace", "SECONDS",
                      "what the others get to end when one has failed (default 10)",
                      &grace_seconds_);
-    flags->AddBool("keep-daemon", "leave a daemon that this command started running", &keep_);
+    flags->AddBool("keep-daemon", "never end a daemon that this command started", &keep_);
   }
 
   absl::StatusOr<int> Run(const Context& context, const std::vector<std::string>& words) override {
@@ -58,7 +61,7 @@ class RunCommand : public Command {
                                  daemon->socket));
     }
     absl::StatusOr<LaunchResult> result = Launch(MakeOptions(context, words, daemon->socket));
-    if (!keep_) {
+    if (!keep_ && daemon->started_pid != 0 && !HoldsJobs(context, *daemon)) {
       absl::Status ended = EndPrivateDaemon(*daemon, kDaemonEnd);
       if (!ended.ok()) Note(context, std::string(ended.message()));
     }
@@ -81,8 +84,24 @@ class RunCommand : public Command {
     PrivateDaemonOptions options;
     options.directory = PrivateDirectory(environment);
     options.binary = *binary;
-    if (!keep_) options.flags.push_back(kOrphanLimit);
+    if (!keep_) options.flags.push_back(kIdleLimit);
     return EnsurePrivateDaemon(options);
+  }
+
+  // Whether ending the daemon would cut off somebody's state; says so for each job.
+  static bool HoldsJobs(const Context& context, const PrivateDaemon& daemon) {
+    auto channel = AdminChannel::Connect(daemon.socket, absl::ZeroDuration());
+    if (!channel.ok()) return false;
+    auto reply = (*channel)->Call(&v1::Admin::StubInterface::ListJobs, v1::ListJobsRequest());
+    if (!reply.ok()) return false;
+    for (const v1::JobStatus& job : reply->jobs()) {
+      Note(context,
+           absl::StrCat("job ", job.name(), " stays with the daemon at step ", job.committed_step(),
+                        ": the same command goes on with it, "
+                        "'shardctl job delete ",
+                        job.name(), "' frees its memory"));
+    }
+    return reply->jobs_size() > 0;
   }
 
   // SHARDD_DAEMON_BINARY, the one beside shardctl, the one in PATH.
