@@ -141,7 +141,7 @@ absl::Status BucketPublisher::PublishReady() {
 }
 
 absl::Status BucketPublisher::PublishOne() {
-  if (!ring_.reserved()) {
+  if (!ring_.reserved() && !TryReserve()) {
     absl::Status status = peer_.wait([this] { return TryReserve(); });
     if (!status.ok()) return status;
   }

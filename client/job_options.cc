@@ -1,5 +1,6 @@
 #include "client/job_options.h"
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <unordered_set>
@@ -14,11 +15,12 @@ namespace {
 
 constexpr double kFp16InitialScale = 65536;
 
-// Row-major strides; those of extents 0 and 1 mean nothing.
+// Row-major strides. Those of an extent of 1, or of a parameter without elements, mean
+// nothing.
 bool IsContiguous(const ParameterSpec& spec) {
+  if (std::find(spec.shape.begin(), spec.shape.end(), 0) != spec.shape.end()) return true;
   int64_t expected = 1;
   for (size_t i = spec.shape.size(); i-- > 0;) {
-    if (spec.shape[i] == 0) return true;
     if (spec.shape[i] != 1 && spec.strides[i] != expected) return false;
     expected *= spec.shape[i];
   }
