@@ -9,6 +9,10 @@
 inline constexpr size_t kTileElements = 512;
 static_assert(kBlockElements % kTileElements == 0 && kTileElements % 32 == 0);
 
+// How far ahead inputs are asked for: with many of them the hardware's prefetchers
+// lose track.
+inline constexpr size_t kPrefetchElements = kTileElements;
+
 // The sum of a scratch row or an input of a type, and another.
 enum class RowKind { kFloat32, kBFloat16, kFloat16, kScratch };
 
@@ -27,7 +31,10 @@ template <class Lane, RowKind kKind>
 SHARDD_LANE_FUNCTION typename Lane::V LoadRow(const void* data, size_t i) {
   if constexpr (kKind == RowKind::kScratch) {
     return Lane::LoadRaw(static_cast<const float*>(data) + i);  // flushed when it was made
-  } else if constexpr (kKind == RowKind::kFloat32) {
+  }
+  constexpr size_t kSize = kKind == RowKind::kFloat32 ? 4 : 2;
+  Lane::PrefetchRead(static_cast<const char*>(data) + (i + kPrefetchElements) * kSize);
+  if constexpr (kKind == RowKind::kFloat32) {
     return Lane::template LoadAs<DType::kFloat32>(data, i);
   } else if constexpr (kKind == RowKind::kBFloat16) {
     return Lane::template LoadAs<DType::kBFloat16>(data, i);
@@ -35,6 +42,22 @@ SHARDD_LANE_FUNCTION typename Lane::V LoadRow(const void* data, size_t i) {
     return Lane::template LoadAs<DType::kFloat16>(data, i);
   }
 }
+
+// The full tree over kLeaves rows of one kind.
+template <class Lane, RowKind kKind, uint32_t kLeaves>
+struct FullTree {
+  const void* data[kLeaves];
+
+  template <uint32_t kFirst, uint32_t kCount>
+  SHARDD_LANE_FUNCTION typename Lane::V Node(size_t i) const {
+    if constexpr (kCount == 1) {
+      return LoadRow<Lane, kKind>(data[kFirst], i);
+    } else {
+      return Lane::Add(Node<kFirst, kCount / 2>(i), Node<kFirst + kCount / 2, kCount / 2>(i));
+    }
+  }
+  SHARDD_LANE_FUNCTION typename Lane::V Get(size_t i) const { return Node<0, kLeaves>(i); }
+};
 
 template <class Lane, RowKind kLeft, RowKind kRight>
 struct SumOfRows {
@@ -190,12 +213,47 @@ class Reduction {
     }
     for (size_t k = 0; k + 1 < plan_.additions.size(); ++k) {
       const ReduceAddition& addition = plan_.additions[k];
-      AddRows<Lane>(Find(inputs, addition.left, first), Find(inputs, addition.right, first), n,
-                    ScratchSink<Lane>{scratch_ + addition.target * kTileElements});
+      Perform(addition, inputs, first, n,
+              ScratchSink<Lane>{scratch_ + addition.target * kTileElements});
     }
-    const ReduceAddition& root = plan_.additions.back();
-    AddRows<Lane>(Find(inputs, root.left, first), Find(inputs, root.right, first), n,
-                  RootSink<Lane, DType::kFloat32, kStreamTile>{out, sums});
+    Perform(plan_.additions.back(), inputs, first, n,
+            RootSink<Lane, DType::kFloat32, kStreamTile>{out, sums});
+  }
+
+  template <class Sink>
+  void Perform(const ReduceAddition& addition, std::span<const ReduceInput> inputs, size_t first,
+               size_t n, const Sink& sink) const {
+    const Row left = Find(inputs, addition.left, first);
+    if (addition.leaves == 0) {
+      return AddRows<Lane>(left, Find(inputs, addition.right, first), n, sink);
+    }
+    const auto leaves = inputs.subspan(addition.left.index, addition.leaves);
+    switch (left.kind) {
+      case RowKind::kBFloat16:
+        return AddLeaves<RowKind::kBFloat16>(leaves, first, n, sink);
+      case RowKind::kFloat16:
+        return AddLeaves<RowKind::kFloat16>(leaves, first, n, sink);
+      case RowKind::kFloat32:
+      case RowKind::kScratch:
+        return AddLeaves<RowKind::kFloat32>(leaves, first, n, sink);
+    }
+  }
+
+  template <RowKind kKind, class Sink>
+  void AddLeaves(std::span<const ReduceInput> leaves, size_t first, size_t n,
+                 const Sink& sink) const {
+    if (leaves.size() == 4) return AddFullTree<kKind, 4>(leaves, first, n, sink);
+    AddFullTree<kKind, 8>(leaves, first, n, sink);
+  }
+
+  template <RowKind kKind, uint32_t kLeaves, class Sink>
+  void AddFullTree(std::span<const ReduceInput> leaves, size_t first, size_t n,
+                   const Sink& sink) const {
+    FullTree<Lane, kKind, kLeaves> tree;
+    for (uint32_t k = 0; k < kLeaves; ++k) {
+      tree.data[k] = static_cast<const char*>(leaves[k].data) + first * DTypeSize(leaves[k].dtype);
+    }
+    sink.Consume(tree, n);
   }
 
   template <bool kStreamTile>

@@ -7,22 +7,51 @@
 namespace shardd::kernels {
 namespace {
 
+// A value on the stack of a program: where it is, and whether it is the sum of a
+// full subtree of inputs of one dtype.
+struct Value {
+  ReduceOperand operand;
+  uint32_t leaves = 0;  // of the full subtree; 0: none
+  uint32_t first = 0;   // its first input
+  DType dtype = DType::kFloat32;
+};
+
+// Two full subtrees that make one, which registers can hold.
+bool Joins(const Value& left, const Value& right) {
+  return left.leaves != 0 && left.leaves == right.leaves && left.dtype == right.dtype &&
+         left.leaves * 2 <= kMaxFullLeaves;
+}
+
 // Scratch rows are numbered by the stack depth of the value they hold, so that
 // the plan needs as many rows as the program is deep.
-ReducePlan MakePlan(const ReduceProgram& program) {
+ReducePlan MakePlan(const ReduceProgram& program, std::span<const ReduceInput> inputs) {
   ReducePlan plan;
-  std::vector<ReduceOperand> stack;
-  uint32_t next_input = 0;
+  std::vector<Value> stack;
+  uint32_t next = 0;
   for (const bool push : program.push) {
     if (push) {
-      stack.push_back({.scratch = false, .index = next_input++});
+      stack.push_back({{.scratch = false, .index = next}, 1, next, inputs[next].dtype});
+      ++next;
       continue;
     }
-    const ReduceOperand right = stack.back();
+    const Value right = stack.back();
     stack.pop_back();
+    Value& left = stack.back();
     const auto row = static_cast<uint32_t>(stack.size() - 1);
-    plan.additions.push_back({.left = stack.back(), .right = right, .target = row});
-    stack.back() = {.scratch = true, .index = row};
+    ReduceAddition addition{.left = left.operand, .right = right.operand, .target = row};
+    if (Joins(left, right)) {
+      // The additions that made the two are the last ones of the plan.
+      if (left.leaves > 1) plan.additions.resize(plan.additions.size() - 2);
+      left.leaves *= 2;
+      if (left.leaves > 2) {
+        addition.left = {.scratch = false, .index = left.first};
+        addition.leaves = left.leaves;
+      }
+    } else {
+      left.leaves = 0;
+    }
+    plan.additions.push_back(addition);
+    left.operand = {.scratch = true, .index = row};
     plan.scratch_rows = std::max<size_t>(plan.scratch_rows, row + 1);
   }
   return plan;
@@ -45,7 +74,7 @@ size_t FindNonFiniteBits(const void* data, size_t count, Bits exponent, Bits mag
 void Reduce(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs,
             size_t count, void* out, DType out_dtype, BlockStats* stats) {
   SHARDD_FOR_ISA(isa, ReduceElements)
-  (MakePlan(program), inputs, count, out, out_dtype, stats);
+  (MakePlan(program, inputs), inputs, count, out, out_dtype, stats);
 }
 
 void AddNodes(Isa isa, const ReduceInput& a, const ReduceInput& b, size_t count, float* out) {

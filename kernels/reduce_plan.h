@@ -15,12 +15,16 @@ struct ReduceOperand {
   uint32_t index = 0;
 };
 
-// One addition. The last one of a plan writes the output, the others write the
-// scratch row `target`.
+// One addition, or with `leaves` = 4 or 8 a full subtree: the inputs left.index ..
+// left.index + leaves - 1, all of one dtype, added in registers. The last one of a
+// plan writes the output, the others write the scratch row `target`.
 struct ReduceAddition {
   ReduceOperand left, right;
   uint32_t target = 0;
+  uint32_t leaves = 0;
 };
+
+inline constexpr uint32_t kMaxFullLeaves = 8;
 
 // Without additions the plan copies its only input. Every input is an operand
 // exactly once, and so is loaded once.

@@ -52,6 +52,8 @@ struct ScalarLane {
   static SHARDD_HOST_DEVICE V LoadRaw(const float* p) { return *p; }
   static SHARDD_HOST_DEVICE V Load(const float* p) { return Flush(*p); }
   static SHARDD_HOST_DEVICE void Store(V x, float* p) { *p = x; }
+  // A hint for faster lanes.
+  static SHARDD_HOST_DEVICE void PrefetchRead(const void*) {}
 
   // Element `index` of an array of kDType, widened and flushed.
   template <DType kDType>

@@ -59,6 +59,10 @@ struct SimdLane {
 
   static HWY_INLINE V LoadRaw(const float* p) { return hn::LoadU(LaneFloats(), p); }
   static HWY_INLINE V Load(const float* p) { return Flush(LoadRaw(p)); }
+  // Of the cache line at p, which may lie beyond an array.
+  static HWY_INLINE void PrefetchRead(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+  }
   static HWY_INLINE void Store(V x, float* p) { hn::StoreU(x, LaneFloats(), p); }
 
   template <DType kDType>
@@ -68,7 +72,7 @@ struct SimdLane {
     } else {
       const Words words = hn::LoadU(LaneWords(), static_cast<const uint16_t*>(base) + index);
       if constexpr (kDType == DType::kBFloat16) {
-        return hn::BitCast(LaneFloats(), hn::ShiftLeft<16>(hn::PromoteTo(LaneBits(), words)));
+        return WidenBFloat16(words);
       } else {
         return hn::PromoteTo(LaneFloats(), hn::BitCast(LaneHalves(), words));
       }
@@ -77,7 +81,26 @@ struct SimdLane {
 
   template <DType kDType>
   static HWY_INLINE V LoadAs(const void* base, size_t index) {
-    return Flush(LoadExact<kDType>(base, index));
+    if constexpr (kDType == DType::kBFloat16) {
+      // Flushed before it is widened: half the bits.
+      const Words words = hn::LoadU(LaneWords(), static_cast<const uint16_t*>(base) + index);
+      return WidenBFloat16(FlushBFloat16(words));
+    } else {
+      return Flush(LoadExact<kDType>(base, index));
+    }
+  }
+
+  static HWY_INLINE V WidenBFloat16(Words words) {
+    return hn::BitCast(LaneFloats(), hn::ShiftLeft<16>(hn::PromoteTo(LaneBits(), words)));
+  }
+
+  static HWY_INLINE Words FlushBFloat16(Words words) {
+    const Words mask = hn::Set(LaneWords(), static_cast<uint16_t>(kFlushMask >> 16));
+#if HWY_TARGET == HWY_AVX3
+    return Words{_mm256_maskz_mov_epi16(_mm256_test_epi16_mask(words.raw, mask.raw), words.raw)};
+#else
+    return hn::IfThenZeroElse(hn::Eq(hn::And(words, mask), hn::Zero(LaneWords())), words);
+#endif
   }
 
   template <bool kStream>
