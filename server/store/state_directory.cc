@@ -82,7 +82,7 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(const std::string& path) {
   if (fs.f_type != TMPFS_MAGIC) {
     return absl::FailedPreconditionError(
         absl::StrCat("the state directory ", path,
-                     " is not on a tmpfs; mount one there (shardd-state.mount) or set "
+                     " is not on a tmpfs; mount one there (run-shardd-state.mount) or set "
                      "store.directory to a directory under /dev/shm"));
   }
   dir.lock_ =
