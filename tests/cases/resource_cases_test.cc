@@ -213,7 +213,8 @@ TEST(ResourceCases, JobAndStateOutliveTheirSessions) {
   other.max_norm = 2;
   const auto refused = Session::Open(RankOptions(daemon.socket(), 0, 1), other, {Param(11)});
   ASSERT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
-  EXPECT_NE(refused.status().message().find("max_norm: 0.0 there, 2.0 here"), absl::string_view::npos)
+  EXPECT_NE(refused.status().message().find("max_norm: 0.0 there, 2.0 here"),
+            absl::string_view::npos)
       << refused.status();
   EXPECT_NE(refused.status().message().find("shape (10) there, (11) here"),
             absl::string_view::npos);
