@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes or checks tests/golden/optimizer_NAME.safetensors in float64.
 
-  generate_optimizer.py adamw OUT.safetensors           fresh inputs from --seed
+  generate_optimizer.py adamw OUT.safetensors [--set KEY=VALUE]... [--elements=N]
+                        [--steps=N] [--seed=N]          fresh inputs
   generate_optimizer.py adamw OUT.safetensors --inputs=OLD.safetensors
                                                         param0 and grads of OLD
   generate_optimizer.py --check FILE.safetensors        recomputes params_f64
 
-A file holds param0 [257] f32, grads [steps, 257] f32 and params_f64 [steps, 257]:
-the parameters after each step, in Python's floats, which are IEEE binary64. The
+A file holds param0 [elements] f32, grads [steps, elements] f32 and params_f64
+[steps, elements]: the parameters after each step, in IEEE binary64. The
 metadata holds the optimizer and every hyper-parameter. Nothing but the standard
 library is used.
 """
@@ -18,9 +19,6 @@ import math
 import random
 import struct
 import sys
-
-ELEMENTS = 257
-STEPS = 12
 
 # Optimizers in float64: name -> function(param0, grads, hyper) -> params per step.
 
@@ -56,13 +54,13 @@ def round_to_f32(value):
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
-def fresh_inputs(seed):
+def fresh_inputs(elements, steps, seed):
     """Parameters and gradients about 1, with some elements tiny, zero and large."""
     rng = random.Random(seed)
-    scales = [10.0 ** rng.uniform(-4, 1) for _ in range(ELEMENTS)]
-    param0 = [round_to_f32(rng.gauss(0, 1)) for _ in range(ELEMENTS)]
+    scales = [10.0 ** rng.uniform(-4, 1) for _ in range(elements)]
+    param0 = [round_to_f32(rng.gauss(0, 1)) for _ in range(elements)]
     grads = [[round_to_f32(0.0 if rng.random() < 0.05 else rng.gauss(0, scale))
-              for scale in scales] for _ in range(STEPS)]
+              for scale in scales] for _ in range(steps)]
     return param0, grads
 
 
@@ -105,8 +103,9 @@ def inputs_of(path):
     return metadata, tensors["param0"][1], grads, tensors["params_f64"][1]
 
 
-def write(path, name, param0, grads):
+def write(path, name, settings, param0, grads):
     function, hyper = OPTIMIZERS[name]
+    hyper = {**hyper, **settings}
     history = function(param0, grads, hyper)
     metadata = {"optimizer": name, **{key: repr(value) for key, value in hyper.items()}}
     count, steps = len(param0), len(grads)
@@ -138,6 +137,10 @@ def main():
     parser.add_argument("optimizer", nargs="?", choices=sorted(OPTIMIZERS))
     parser.add_argument("out", nargs="?")
     parser.add_argument("--inputs", help="take param0 and grads from this file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="another hyper-parameter")
+    parser.add_argument("--elements", type=int, default=257)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--check", metavar="FILE")
     arguments = parser.parse_args()
@@ -145,11 +148,17 @@ def main():
         sys.exit(0 if check(arguments.check) else 1)
     if not arguments.out:
         parser.error("OPTIMIZER and OUT are needed")
+    settings = {}
+    for setting in arguments.set:
+        key, _, value = setting.partition("=")
+        if key not in OPTIMIZERS[arguments.optimizer][1]:
+            parser.error("--set %s: %s has no such hyper-parameter" % (setting, arguments.optimizer))
+        settings[key] = float(value)
     if arguments.inputs:
         _, param0, grads, _ = inputs_of(arguments.inputs)
     else:
-        param0, grads = fresh_inputs(arguments.seed)
-    write(arguments.out, arguments.optimizer, param0, grads)
+        param0, grads = fresh_inputs(arguments.elements, arguments.steps, arguments.seed)
+    write(arguments.out, arguments.optimizer, settings, param0, grads)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ TEST(OptimizerGolden, WhatIsNoGoldenFileIsRefused) {
   for (const size_t size : {0, 7, 8, 100, 30'000}) {
     const auto path = Altered("short", [size](std::string* bytes) { bytes->resize(size); });
     EXPECT_EQ(CheckOptimizer(path, kernels::Isa::kScalar).status().code(),
-              absl::StatusCode::kInvalidArgument)
+              absl::StatusCode::kDataLoss)
         << size;
   }
   const std::string path =
