@@ -43,6 +43,10 @@ absl::StatusOr<Inputs> Load(const TrainOptions& options) {
     const auto heldout = data::ByteText::Load({options.heldout});
     if (!heldout.ok()) return heldout.status();
     inputs.heldout = data::EvaluationBatches(*heldout, options.model.context, options.sequences);
+    if (inputs.heldout.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--heldout=", options.heldout, " has fewer than two bytes; name a longer text"));
+    }
     excluded.push_back(options.heldout);
   }
   auto text = data::ByteText::Load(options.data, excluded);

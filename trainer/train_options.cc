@@ -174,7 +174,6 @@ absl::StatusOr<TrainOptions> ParseTrainOptions(const std::vector<std::string>& a
                       .final_fraction = raw.lr_final,
                       .warmup = static_cast<uint64_t>(raw.warmup),
                       .steps = options.steps};
-  options.weight_decay = raw.weight_decay;
   options.sequences = raw.batch;
   options.seed = static_cast<uint64_t>(raw.seed);
   options.threads = static_cast<int>(raw.threads);

@@ -26,7 +26,6 @@ struct TrainOptions {
 
   uint64_t steps = 600;
   Schedule schedule;
-  double weight_decay = 0.01;
   int64_t sequences = 8;  // per slot
   uint64_t seed = 1;
   int threads = 1;
