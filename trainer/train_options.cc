@@ -19,8 +19,8 @@ owns the optimizer state: a rank that dies loses no committed step.
       two ranks of one job; those that die are started again
 
 RANK, WORLD_SIZE and SHARDD_ADDRESS (set by shardctl run) say which rank this is
-and where the daemon is. Run the same command again to go on with a job, or with
---steps raised to train it longer.
+and where the daemon is. While that daemon runs, the same command goes on with the
+job, and trains it longer with --steps raised.
 )";
 
 // Values as the flags give them, before they are put into TrainOptions.
