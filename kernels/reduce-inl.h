@@ -93,7 +93,7 @@ struct NodeSink {
   template <class Source>
   void Consume(const Source& source, size_t n) const {
     for (size_t i = 0; i < n; i += Lane::kWidth) {
-      Lane::Store(Lane::Canonical(source.Get(i)), out + i);
+      Lane::template StoreInOrder<false>(Lane::Canonical(source.Get(i)), out + i);
     }
   }
 };
@@ -117,7 +117,7 @@ struct RootSink {
                                       typename Lane::BlockSums* local) const {
     const auto x = Lane::Canonical(source.Get(i + kLane));
     if constexpr (kOut == DType::kFloat32) {
-      Lane::template StoreMaybeStreamed<kStream>(x, static_cast<float*>(out) + i + kLane);
+      Lane::template StoreInOrder<kStream>(x, static_cast<float*>(out) + i + kLane);
     } else {
       Lane::template StoreNearest<kOut>(x, out, i + kLane);  // exact: a copy of a leaf
     }

@@ -28,15 +28,15 @@ namespace shardd::kernels::HWY_NAMESPACE {
 void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,
                     void* out, DType out_dtype, BlockStats* stats) {
   if (out_dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(out) % 64 == 0) {
-    ReduceBlocks<SimdLane, true>(plan, inputs, count, out, out_dtype, stats);
+    ReduceBlocks<SimdEvenOddLane, true>(plan, inputs, count, out, out_dtype, stats);
     hwy::FlushStream();
   } else {
-    ReduceBlocks<SimdLane, false>(plan, inputs, count, out, out_dtype, stats);
+    ReduceBlocks<SimdEvenOddLane, false>(plan, inputs, count, out, out_dtype, stats);
   }
 }
 
 void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out) {
-  AddLoop<SimdLane>(a, b, count, out);
+  AddLoop<SimdEvenOddLane>(a, b, count, out);
 }
 
 }  // namespace shardd::kernels::HWY_NAMESPACE

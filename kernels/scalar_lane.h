@@ -94,7 +94,7 @@ struct ScalarLane {
   // Stores `x` around the caches where kStream and the hardware can; `p` is then
   // aligned to 64 bytes at lane 0.
   template <bool kStream>
-  static SHARDD_HOST_DEVICE void StoreMaybeStreamed(V x, float* p) {
+  static SHARDD_HOST_DEVICE void StoreInOrder(V x, float* p) {
     *p = x;
   }
 

@@ -16,7 +16,6 @@ struct SimdLane {
   using V = hn::Vec<LaneFloats>;
   using Bits = hn::Vec<LaneBits>;
   using Words = hn::Vec<LaneWords>;
-  using BlockSums = SimdBlockSums;
   static constexpr size_t kWidth = HWY_LANES(float);
 
   static HWY_INLINE V Flush(V x) {
@@ -215,15 +214,103 @@ struct PairOf {
 // against 1.04, in the L2 cache of a Zen 4 core.
 using SimdQuadLane = PairOf<PairOf<SimdLane>>;
 
-// The 32 lane sums of a block as vectors of doubles.
+// Two vectors of neighbouring elements, the even ones and the odd ones apart: two
+// bf16 then widen by one shift and one mask, where in order they would need two
+// promotions and two shifts. For the reduction; Store and LoadRaw keep this order
+// (scratch rows), StoreInOrder and StoreNearest put elements back in theirs.
+struct SimdEvenOddLane {
+  using One = SimdLane;
+  struct V {
+    One::V even, odd;
+  };
+  using BlockSums = SimdBlockSums;
+  static constexpr size_t kWidth = 2 * One::kWidth;
+
+  static HWY_INLINE V Add(V a, V b) { return {One::Add(a.even, b.even), One::Add(a.odd, b.odd)}; }
+  static HWY_INLINE V Canonical(V x) { return {One::Canonical(x.even), One::Canonical(x.odd)}; }
+  static HWY_INLINE void PrefetchRead(const void* p) { One::PrefetchRead(p); }
+
+  static HWY_INLINE V LoadRaw(const float* p) {
+    return {One::LoadRaw(p), One::LoadRaw(p + One::kWidth)};
+  }
+  static HWY_INLINE void Store(V x, float* p) {
+    One::Store(x.even, p);
+    One::Store(x.odd, p + One::kWidth);
+  }
+
+  template <DType kDType>
+  static HWY_INLINE V LoadAs(const void* base, size_t index) {
+    if constexpr (kDType == DType::kBFloat16) {
+      return LoadBFloat16(static_cast<const uint16_t*>(base) + index);
+    } else {
+      const One::V low = One::LoadAs<kDType>(base, index);
+      const One::V high = One::LoadAs<kDType>(base, index + One::kWidth);
+      return {hn::ConcatEven(LaneFloats(), high, low), hn::ConcatOdd(LaneFloats(), high, low)};
+    }
+  }
+
+  static HWY_INLINE V LoadBFloat16(const uint16_t* p) {
+    const hn::ScalableTag<uint16_t> words_tag;
+    auto words = hn::LoadU(words_tag, p);
+    const auto mask = hn::Set(words_tag, static_cast<uint16_t>(kFlushMask >> 16));
+#if HWY_TARGET == HWY_AVX3
+    words.raw = _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(words.raw, mask.raw), words.raw);
+#else
+    words = hn::IfThenZeroElse(hn::Eq(hn::And(words, mask), hn::Zero(words_tag)), words);
+#endif
+    const One::Bits bits = hn::BitCast(LaneBits(), words);
+    return {hn::BitCast(LaneFloats(), hn::ShiftLeft<16>(bits)),
+            hn::BitCast(LaneFloats(), hn::And(bits, hn::Set(LaneBits(), 0xFFFF0000u)))};
+  }
+
+  // The first half of the elements in their order, and the second.
+  static HWY_INLINE void InOrder(V x, One::V* low, One::V* high) {
+#if HWY_TARGET == HWY_AVX3
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    low->raw = _mm512_permutex2var_ps(x.even.raw, first, x.odd.raw);
+    high->raw = _mm512_permutex2var_ps(x.even.raw, second, x.odd.raw);
+#else
+    const One::V lower = hn::InterleaveLower(LaneFloats(), x.even, x.odd);
+    const One::V upper = hn::InterleaveUpper(LaneFloats(), x.even, x.odd);
+    *low = hn::ConcatLowerLower(LaneFloats(), upper, lower);
+    *high = hn::ConcatUpperUpper(LaneFloats(), upper, lower);
+#endif
+  }
+
+  template <bool kStream>
+  static HWY_INLINE void StoreInOrder(V x, float* p) {
+    One::V low, high;
+    InOrder(x, &low, &high);
+    One::StoreMaybeStreamed<kStream>(low, p);
+    One::StoreMaybeStreamed<kStream>(high, p + One::kWidth);
+  }
+  template <DType kDType>
+  static HWY_INLINE void StoreNearest(V x, void* base, size_t index) {
+    One::V low, high;
+    InOrder(x, &low, &high);
+    One::StoreNearest<kDType>(low, base, index);
+    One::StoreNearest<kDType>(high, base, index + One::kWidth);
+  }
+};
+
+// The 32 lane sums of a block as vectors of doubles. Those of one
+// SimdEvenOddLane::V are four vectors: lower and upper half of the even elements,
+// then of the odd ones.
 struct SimdBlockSums {
   static constexpr size_t kDoubles = HWY_LANES(double);
 
   template <size_t kLane>
-  HWY_INLINE void Add(SimdLane::V x) {
+  HWY_INLINE void Add(SimdEvenOddLane::V x) {
+    AddOne<kLane / kDoubles>(x.even);
+    AddOne<kLane / kDoubles + 2>(x.odd);
+  }
+
+  template <size_t kIndex>
+  HWY_INLINE void AddOne(SimdLane::V x) {
     const hn::Half<LaneFloats> half;
-    AddDoubles<kLane / kDoubles>(hn::PromoteTo(LaneDoubles(), hn::LowerHalf(half, x)));
-    AddDoubles<kLane / kDoubles + 1>(hn::PromoteTo(LaneDoubles(), hn::UpperHalf(half, x)));
+    AddDoubles<kIndex>(hn::PromoteTo(LaneDoubles(), hn::LowerHalf(half, x)));
+    AddDoubles<kIndex + 1>(hn::PromoteTo(LaneDoubles(), hn::UpperHalf(half, x)));
     const auto magnitude = hn::And(hn::BitCast(LaneBits(), x), hn::Set(LaneBits(), 0x7FFFFFFFu));
     largest = hn::Max(largest, magnitude);
   }
@@ -235,7 +322,12 @@ struct SimdBlockSums {
 
   HWY_INLINE void CopyLanes(double* out) const {
     for (size_t i = 0; i < 32 / kDoubles; ++i) {
-      hn::StoreU(lanes[i], LaneDoubles(), out + i * kDoubles);
+      double values[kDoubles];
+      hn::StoreU(lanes[i], LaneDoubles(), values);
+      const size_t odd = i % 4 / 2, upper = i % 2, first = i / 4 * SimdEvenOddLane::kWidth;
+      for (size_t j = 0; j < kDoubles; ++j) {
+        out[first + 2 * (upper * kDoubles + j) + odd] = values[j];
+      }
     }
   }
 
