@@ -13,9 +13,9 @@
 namespace shardd::test {
 
 RankProcess::RankProcess(const std::string& socket, uint32_t rank, uint32_t world,
-                         std::vector<std::string> flags) {
-  const std::string binary = Runfile("tests/support/toy_rank");
-  flags.insert(flags.begin(), {binary, "--socket=" + socket, "--rank=" + std::to_string(rank),
+                         std::vector<std::string> flags, const std::string& binary) {
+  const std::string path = Runfile(binary);
+  flags.insert(flags.begin(), {path, "--socket=" + socket, "--rank=" + std::to_string(rank),
                                "--world=" + std::to_string(world)});
   std::vector<char*> argv;
   for (std::string& flag : flags) argv.push_back(flag.data());
@@ -26,7 +26,7 @@ RankProcess::RankProcess(const std::string& socket, uint32_t rank, uint32_t worl
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(pipe_fds[1], 1);
-    execv(binary.c_str(), argv.data());
+    execv(path.c_str(), argv.data());
     _exit(127);
   }
   close(pipe_fds[1]);
@@ -52,7 +52,7 @@ std::string RankProcess::AwaitLine(const std::string& prefix) {
       found = text;
       break;
     }
-    if (text.rfind("error", 0) == 0) std::fprintf(stderr, "toy_rank: %s\n", text.c_str());
+    if (text.rfind("error", 0) == 0) std::fprintf(stderr, "rank: %s\n", text.c_str());
   }
   std::free(line);
   return found;

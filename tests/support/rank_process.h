@@ -1,4 +1,4 @@
-// toy_rank as a child process.
+// A rank of a job as a child process.
 #ifndef SHARDD_TESTS_SUPPORT_RANK_PROCESS_H_
 #define SHARDD_TESTS_SUPPORT_RANK_PROCESS_H_
 
@@ -12,9 +12,9 @@ namespace shardd::test {
 
 class RankProcess {
  public:
-  // flags: "--job=x" ...; rank, world and socket are added.
+  // flags: "--job=x" ...; rank, world and socket are added. `binary` is among the test's data.
   RankProcess(const std::string& socket, uint32_t rank, uint32_t world,
-              std::vector<std::string> flags);
+              std::vector<std::string> flags, const std::string& binary = "tests/support/toy_rank");
   // Kills it if it still runs.
   ~RankProcess();
   RankProcess(const RankProcess&) = delete;
