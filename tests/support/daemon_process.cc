@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <span>
 #include <sstream>
@@ -48,16 +47,6 @@ std::string Runfile(const std::string& path) {
   const char* workspace = std::getenv("TEST_WORKSPACE");
   if (dir == nullptr || workspace == nullptr) Die("run tests with bazel test");
   return std::string(dir) + "/" + workspace + "/" + path;
-}
-
-TempDir::TempDir(const std::string& parent) {
-  path_ = parent + "/shardd-test-XXXXXX";
-  if (mkdtemp(path_.data()) == nullptr) Die("cannot make a directory in " + parent);
-}
-
-TempDir::~TempDir() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 DaemonProcess::DaemonProcess(Options options) {

@@ -10,23 +10,12 @@
 
 #include "proto/contract/fd_passing.h"
 #include "proto/control.grpc.pb.h"
+#include "tests/support/temp_dir.h"
 
 namespace shardd::test {
 
 // The path of a file that the test has as data ("server/shardd").
 std::string Runfile(const std::string& path);
-
-// A directory under `parent` ("/tmp", "/dev/shm"), removed with its contents at the end.
-class TempDir {
- public:
-  explicit TempDir(const std::string& parent = "/tmp");
-  ~TempDir();
-  TempDir(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class DaemonProcess {
  public:

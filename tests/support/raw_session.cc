@@ -57,8 +57,9 @@ RawSession::RawSession(const std::string& socket) {
     Die("no hello");
   }
   token_.assign(reinterpret_cast<const char*>(hello.token), sizeof(hello.token));
-  control_ = v1::Control::NewStub(
-      grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+  const auto channel = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
+  control_ = v1::Control::NewStub(channel);
+  admin_ = v1::Admin::NewStub(channel);
 }
 
 RawSession::~RawSession() {
@@ -191,14 +192,49 @@ contract::Descriptor RawSession::Gradient() const {
   return d;
 }
 
-void RawSession::Publish(const contract::Descriptor& descriptor) {
+void RawSession::Put(const contract::Descriptor& descriptor) {
   const uint64_t head = ring()->head.load();
   std::memcpy(ring_ + contract::kSegmentPage + (head & 63) * sizeof(descriptor), &descriptor,
               sizeof(descriptor));
   ring()->head.store(head + 1, std::memory_order_release);
+}
+
+void RawSession::Ring() {
   contract::AttachMessage bell = Message(contract::AttachKind::kDoorbell);
   contract::SendMessage(attach_.get(), std::as_bytes(std::span(&bell, 1)), {}, MSG_DONTWAIT)
       .IgnoreError();
+}
+
+void RawSession::Publish(const contract::Descriptor& descriptor) {
+  Put(descriptor);
+  Ring();
+}
+
+void RawSession::PublishIfAwake(const contract::Descriptor& descriptor) {
+  Put(descriptor);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (board()->daemon_sleeps.load() != 0) Ring();
+}
+
+void RawSession::DeleteJob(const std::string& name) {
+  grpc::ClientContext context;
+  v1::DeleteJobRequest request;
+  request.set_token(token_);
+  request.set_job(name);
+  request.set_force(true);
+  v1::DeleteJobReply reply;
+  admin_->DeleteJob(&context, request, &reply);
+}
+
+void RawSession::DeleteAllJobsBut(const std::string& name) {
+  grpc::ClientContext context;
+  v1::ListJobsRequest request;
+  request.set_token(token_);
+  v1::ListJobsReply reply;
+  admin_->ListJobs(&context, request, &reply);
+  for (const v1::JobStatus& job : reply.jobs()) {
+    if (job.name() != name) DeleteJob(job.name());
+  }
 }
 
 const contract::Board* RawSession::board() const {

@@ -38,10 +38,19 @@ class RawSession {
   // Open, ring, Join, the upload of zeros by rank 0.
   void Start(const std::string& job, uint64_t elements, uint32_t rank, uint32_t world_size);
 
+  // Deletes its own job, with whatever is attached.
+  void Delete() { DeleteJob(request_.config().name()); }
+  // Deletes all jobs that there are but one.
+  void DeleteAllJobsBut(const std::string& name);
+
   // A right descriptor of the whole of bucket 0 for the next step.
   contract::Descriptor Gradient() const;
   // Puts it into the ring as it is, and rings.
   void Publish(const contract::Descriptor& descriptor);
+  // As a client does: rings only when the daemon says that it sleeps.
+  void PublishIfAwake(const contract::Descriptor& descriptor);
+  // How many the daemon is done with.
+  uint64_t released() const { return line()->released.load(std::memory_order_acquire); }
   // Waits until the daemon has released `count` descriptors, or refused the session (false).
   bool AwaitReleased(uint64_t count);
   // Waits until the board's line says that this session is refused.
@@ -61,10 +70,14 @@ class RawSession {
 
  private:
   const contract::SessionLine* line() const;
+  void Put(const contract::Descriptor& descriptor);
+  void Ring();
+  void DeleteJob(const std::string& name);
 
   contract::UniqueFd attach_;
   std::string token_;
   std::unique_ptr<v1::Control::Stub> control_;
+  std::unique_ptr<v1::Admin::Stub> admin_;
   v1::OpenRequest request_;
   v1::OpenReply open_;
   v1::JoinReply joined_;
