@@ -252,7 +252,9 @@ class Session {
   // Steps applied to a parameter.
   virtual absl::StatusOr<uint64_t> ParameterApplied(size_t parameter) = 0;
 
-  // Leaves in good order. The job and its state stay with the daemon.
+  // Leaves in good order. The job and its state stay with the daemon; but a private
+  // daemon ends and the state with it: read what is to be kept before. (After a crash
+  // of the trainer a private daemon keeps the state for a day.)
   virtual absl::Status Close() = 0;
 };
 

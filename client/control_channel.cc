@@ -93,4 +93,11 @@ absl::StatusOr<v1::ServerInfoReply> ControlChannel::ServerInfo() {
   return Call(admin_.get(), &v1::Admin::Stub::ServerInfo, v1::ServerInfoRequest(), kPrompt);
 }
 
+absl::Status ControlChannel::DeleteJob(const std::string& job) {
+  v1::DeleteJobRequest request;
+  request.set_job(job);
+  request.set_force(true);
+  return Call(admin_.get(), &v1::Admin::Stub::DeleteJob, std::move(request), kPrompt).status();
+}
+
 }  // namespace shardd

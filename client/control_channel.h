@@ -28,6 +28,8 @@ class ControlChannel {
   absl::Status SessionError();
   absl::Status Close();
   absl::StatusOr<v1::ServerInfoReply> ServerInfo();
+  // Also while sessions are attached.
+  absl::Status DeleteJob(const std::string& job);
 
  private:
   template <typename Stub, typename Request, typename Reply>

@@ -151,15 +151,14 @@ TEST_F(DaemonAddressTest, CloseEndsItUnlessAnotherSessionHasCome) {
   auto found = Find();
   ASSERT_TRUE(found.ok()) << found.status();
   const pid_t pid = found->attach->daemon_pid();
-  const auto sessions = [](uint32_t n) { return [n]() -> absl::StatusOr<uint32_t> { return n; }; };
-  EXPECT_TRUE(EndPrivateDaemon(found->private_directory, pid, sessions(2)).ok());
+  const auto answer = [](absl::StatusOr<bool> end) { return [end] { return end; }; };
+  EXPECT_TRUE(EndPrivateDaemon(found->private_directory, pid, answer(false)).ok());
   EXPECT_TRUE(Alive(pid));
   EXPECT_EQ(
-      EndPrivateDaemon(found->private_directory, pid, [] { return absl::UnavailableError("gone"); })
-          .code(),
+      EndPrivateDaemon(found->private_directory, pid, answer(absl::UnavailableError("x"))).code(),
       absl::StatusCode::kUnavailable);
   EXPECT_TRUE(Alive(pid));
-  EXPECT_TRUE(EndPrivateDaemon(found->private_directory, pid, sessions(1)).ok());
+  EXPECT_TRUE(EndPrivateDaemon(found->private_directory, pid, answer(true)).ok());
   EXPECT_FALSE(Alive(pid));
   started_.erase(pid);
   // The next one is new.

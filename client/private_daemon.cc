@@ -198,15 +198,15 @@ absl::StatusOr<FoundDaemon> StartPrivateDaemon(const SessionOptions& options,
 }
 
 absl::Status EndPrivateDaemon(const std::string& directory, pid_t pid,
-                              const std::function<absl::StatusOr<uint32_t>()>& sessions) {
+                              const std::function<absl::StatusOr<bool>()>& may_end) {
   absl::StatusOr<UniqueFd> lock = Lock(directory);
   if (!lock.ok()) return lock.status();
   // A pidfd before the question: the answer then proves that it is the daemon's.
   UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return absl::OkStatus();
-  absl::StatusOr<uint32_t> count = sessions();
-  if (!count.ok()) return count.status();
-  if (*count > 1) return absl::OkStatus();
+  absl::StatusOr<bool> end = may_end();
+  if (!end.ok()) return end.status();
+  if (!*end) return absl::OkStatus();
   if (syscall(SYS_pidfd_send_signal, process.get(), SIGTERM, nullptr, 0) != 0) {
     return ErrnoStatus(errno, absl::StrCat("cannot end the private daemon ", pid));
   }

@@ -3,6 +3,9 @@
 #ifndef SHARDD_CLIENT_PRIVATE_DAEMON_H_
 #define SHARDD_CLIENT_PRIVATE_DAEMON_H_
 
+#include <sys/types.h>
+
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -17,10 +20,11 @@ namespace shardd {
 absl::StatusOr<FoundDaemon> StartPrivateDaemon(const SessionOptions& options,
                                                const std::string& job, const DaemonPlaces& places);
 
-// Ends the private daemon `pid` in `directory` with SIGTERM, unless another session has
-// come meanwhile (`sessions` tells, under the lock), and waits until it has gone.
+// Ends the private daemon `pid` in `directory` with SIGTERM and waits until it has
+// gone. `may_end` is asked under the lock, so that no session can come meanwhile; if
+// it says no, or fails, nothing is ended.
 absl::Status EndPrivateDaemon(const std::string& directory, pid_t pid,
-                              const std::function<absl::StatusOr<uint32_t>()>& sessions);
+                              const std::function<absl::StatusOr<bool>()>& may_end);
 
 }  // namespace shardd
 

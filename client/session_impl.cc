@@ -212,11 +212,15 @@ absl::Status SessionImpl::Close() {
   if (!status.ok()) return status;
   closed_ = true;
   if (parts_.private_directory.empty()) return absl::OkStatus();
+  // Nobody else uses a private daemon: its memory would be held for nobody.
   return EndPrivateDaemon(parts_.private_directory, parts_.attach->daemon_pid(),
-                          [&]() -> absl::StatusOr<uint32_t> {
+                          [&]() -> absl::StatusOr<bool> {
                             absl::StatusOr<v1::ServerInfoReply> info = parts_.control->ServerInfo();
                             if (!info.ok()) return info.status();
-                            return info->sessions();
+                            if (info->sessions() > 1) return false;
+                            absl::Status deleted = parts_.control->DeleteJob(parts_.job.name);
+                            if (!deleted.ok()) return deleted;
+                            return true;
                           });
 }
 
