@@ -48,8 +48,8 @@ Lines JobLines(const v1::JobStatus& job) {
        absl::StrCat("state ", FormatBytes(job.state_bytes()), ", weights ",
                     FormatBytes(job.weights_bytes()), ", reduced ",
                     FormatBytes(job.reduced_bytes()), ", rings ", FormatBytes(job.ring_bytes()))},
-      {"crashes", absl::StrCat(job.regroups(), " regroups, ", job.recomputed_steps(),
-                               " steps computed again")}};
+      {"regroups",
+       absl::StrCat(job.regroups(), ", with ", job.recomputed_steps(), " steps computed again")}};
   if (job.last().step() > 0) lines.emplace_back("last step", LastStep(job.last()));
   if (job.idle_seconds() > 0) lines.emplace_back("idle", FormatSeconds(job.idle_seconds()));
   if (!job.crash_cost().empty()) lines.emplace_back("a crash costs", job.crash_cost());
