@@ -191,7 +191,11 @@ class DaemonImpl final : public Daemon {
     builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials(), &bound);
     builder.RegisterService(control_.get());
     builder.RegisterService(admin_.get());
-    builder.SetMaxReceiveMessageSize(256 << 20);
+    // A layout of a million parameters fits; what all clients together may queue is bounded.
+    builder.SetMaxReceiveMessageSize(64 << 20);
+    grpc::ResourceQuota quota("shardd");
+    quota.Resize(512 << 20);
+    builder.SetResourceQuota(quota);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -188,8 +189,12 @@ class Job : public std::enable_shared_from_this<Job> {
   Upload upload_;
 
   Members members_;
-  uint32_t world_size_ = 0;  // of the group; 0: nobody
+  uint32_t world_size_ = 0;        // of the group; 0: nobody
+  uint32_t group_world_size_ = 0;  // of the last group
   bool running_group_ = false;
+  // Ranks that closed in good order at the committed step while others had not: one that dies
+  // after them can come back and find the group complete.
+  std::set<uint32_t> finished_;
   std::vector<v1::Hyperparameters> step_groups_;  // from rank 0, this step
   std::string step_blob_;
   absl::Time step_started_ = absl::InfinitePast();

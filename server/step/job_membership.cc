@@ -90,9 +90,11 @@ absl::StatusOr<v1::OpenReply> Job::DoOpen(const std::shared_ptr<Session>& sessio
   const bool empty =
       std::none_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
   if (empty) {
-    world_size_ = world_size;
+    if (world_size != group_world_size_) finished_.clear();
+    world_size_ = group_world_size_ = world_size;
     running_ = config;
   }
+  finished_.erase(rank);
   auto member = std::make_unique<Member>();
   member->session = session;
   member->rank = rank;
@@ -173,9 +175,12 @@ void Job::DoJoin(const Session* session, absl::Duration timeout, JoinCallback do
 
 void Job::TryForm() {
   if (running_group_ || world_size_ == 0) return;
-  uint32_t waiting = 0;
-  for (const auto& member : members_) waiting += member->live() && member->join ? 1 : 0;
-  if (waiting < world_size_) return;
+  uint32_t present = 0;
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    const Member* member = AtRank(rank);
+    present += (member != nullptr ? member->join != nullptr : finished_.contains(rank)) ? 1 : 0;
+  }
+  if (present < world_size_) return;
   running_group_ = true;
   ForgetStep();
   env_.failpoints->Reach("session.join.before_reply");
@@ -213,8 +218,8 @@ std::string Job::MissingRanks(const std::function<bool(const Member&)>& has) con
 }
 
 bool Job::SomeRankHasClosed() const {
-  return std::any_of(members_.begin(), members_.end(),
-                     [](const auto& m) { return m->closed && m->joined; });
+  return !finished_.empty() || std::any_of(members_.begin(), members_.end(),
+                                           [](const auto& m) { return m->closed && m->joined; });
 }
 
 void Job::Refuse(Member* member, absl::Status why) {
@@ -247,19 +252,21 @@ void Job::Refuse(Member* member, absl::Status why) {
 void Job::Leave(Member* member, const std::string& how) {
   const bool took_part = member->joined && member->live();
   const uint32_t rank = member->rank;
+  if (member->live()) {
+    env_.log(
+        absl::StrCat("job ", name(), ": rank ", rank, " (pid ", member->session->pid, ") ", how));
+  }
   if (how == "closed") {
     member->closed = true;
     // A leaver in good order does not disturb the others, who may still read their
     // last decision. If they go on to another step, they regroup then.
     const bool any =
         std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
+    finished_.insert(rank);
+    if (!any) finished_.clear();
     if (!any && running_group_) BreakGroup("all ranks have closed");
     idle_since_ = env_.now();
     return;
-  }
-  if (member->live()) {
-    env_.log(
-        absl::StrCat("job ", name(), ": rank ", rank, " (pid ", member->session->pid, ") ", how));
   }
   member->evicted = true;  // so that nobody counts it while the group is broken
   if (running_group_ && took_part) BreakGroup(absl::StrCat("rank ", rank, " ", how));

@@ -100,6 +100,7 @@ void Job::OnGradient(Member* member, const contract::Descriptor& d) {
     return Refuse(member, std::move(status));
   }
   if (SomeRankHasClosed()) {
+    finished_.clear();
     return BreakGroup("a rank has closed and another goes on");
   }
   Contribution contribution;
@@ -252,6 +253,7 @@ absl::Status Job::DoEndStep(const Session* session, v1::EndStepRequest* request)
   }
   if (member->evicted) return FindLive(session).status();
   if (running_group_ && SomeRankHasClosed()) {
+    finished_.clear();
     BreakGroup("a rank has closed and another goes on");
   }
   if (absl::Status status = CheckEndStep(*member, *request); !status.ok()) {

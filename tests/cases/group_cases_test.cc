@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <memory>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "tests/support/daemon_process.h"
@@ -135,6 +136,43 @@ TEST(GroupCases, OthersAreToldWithinTwoHeartbeats) {
   ASSERT_TRUE(daemon.AwaitLog("rank 1 (pid"));
   ASSERT_TRUE(daemon.AwaitLog("generation 2 begins"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));  // two heartbeats
+}
+
+// Rank 0 has more to do at the end than the others (export, evaluation). When it dies there, it
+// can come back although they have left.
+TEST(GroupCases, RankThatDiesAfterTheOthersHaveFinishedComesBackAlone) {
+  DaemonProcess daemon;
+  const JobOptions job = SmallJob("late", 2);
+  ParameterSpec w;
+  w.name = "w";
+  w.shape = {4};
+  const auto ones = [](uint32_t, size_t, uint64_t) { return 1.0f; };
+  ForEachRank(2, [&](uint32_t rank) {
+    auto session = OpenRank(daemon.socket(), rank, 2, job, {w});
+    ASSERT_TRUE(TakeStep(session.get(), DType::kFloat32, ones).ok());
+    if (rank == 1) EXPECT_TRUE(session->Close().ok());
+    if (rank == 0) ASSERT_TRUE(daemon.AwaitLog("rank 1 (pid"));
+    session.reset();  // rank 0: without Close, as a process that died
+  });
+  auto again = OpenRank(daemon.socket(), 0, 2, job, {w});
+  EXPECT_EQ(again->next_step(), 2u);
+  EXPECT_TRUE(again->WaitWeights(0).ok());
+  // But it cannot train on alone: the group waits for rank 1 then.
+  std::thread rank1;
+  const auto step = TakeStep(again.get(), DType::kFloat32, [&](uint32_t, size_t, uint64_t) {
+    if (!rank1.joinable()) {
+      rank1 = std::thread([&] {
+        auto session = OpenRank(daemon.socket(), 1, 2, job, {w});
+        EXPECT_TRUE(TakeStep(session.get(), DType::kFloat32, ones).ok());
+        EXPECT_TRUE(session->Close().ok());
+      });
+    }
+    return 1.0f;
+  });
+  EXPECT_TRUE(GetRegrouped(step.status()).has_value()) << step.status();
+  EXPECT_TRUE(TakeStep(again.get(), DType::kFloat32, ones).ok());
+  rank1.join();
+  EXPECT_TRUE(again->Close().ok());
 }
 
 TEST(GroupCases, OnlyOneOfTwoRanksStarts) {
