@@ -51,98 +51,84 @@ absl::StatusOr<AdminService::Caller> AdminService::FindCaller(const std::string&
   return Caller{uid, uid == 0 || uid == geteuid()};
 }
 
+// Finds who calls, or answers that nobody may.
+template <typename Request, typename Reply, typename Serve>
+grpc::ServerUnaryReactor* AdminService::ForCaller(grpc::CallbackServerContext* context,
+                                                  const Request* request, Reply* reply,
+                                                  const Serve& serve) {
+  auto call = MakeCall(context, reply);
+  absl::StatusOr<Caller> caller = FindCaller(request->token());
+  if (caller.ok()) {
+    serve(*caller, call);
+  } else {
+    call->Finish(caller.status());
+  }
+  return call->reactor();
+}
+
 grpc::ServerUnaryReactor* AdminService::ServerInfo(grpc::CallbackServerContext* context,
                                                    const v1::ServerInfoRequest* request,
                                                    v1::ServerInfoReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-    return call->reactor();
-  }
-  v1::ServerInfoReply info;
-  info.set_version(facts_.version);
-  info.set_protocol_version(contract::kProtocolVersion);
-  info.set_pid(getpid());
-  info.set_uptime_seconds(absl::ToInt64Seconds(absl::Now() - facts_.started));
-  info.set_isa(facts_.isa);
-  info.set_threads(facts_.threads);
-  info.set_budget_bytes(budget_->limit());
-  info.set_planned_bytes(budget_->used());
-  info.set_state_directory(directory_->path());
-  info.set_page_bytes(directory_->page_bytes());
-  info.set_sessions(static_cast<uint32_t>(sessions_->size()));
-  info.set_refused_descriptors(counters_->refused_descriptors);
-  info.set_refused_calls(counters_->refused_calls);
-  call->Finish(std::move(info));
-  return call->reactor();
+  return ForCaller(context, request, reply, [&](const Caller&, auto call) {
+    v1::ServerInfoReply info;
+    info.set_version(facts_.version);
+    info.set_protocol_version(contract::kProtocolVersion);
+    info.set_pid(getpid());
+    info.set_uptime_seconds(absl::ToInt64Seconds(absl::Now() - facts_.started));
+    info.set_isa(facts_.isa);
+    info.set_threads(facts_.threads);
+    info.set_budget_bytes(budget_->limit());
+    info.set_planned_bytes(budget_->used());
+    info.set_state_directory(directory_->path());
+    info.set_page_bytes(directory_->page_bytes());
+    info.set_sessions(static_cast<uint32_t>(sessions_->size()));
+    info.set_refused_descriptors(counters_->refused_descriptors);
+    info.set_refused_calls(counters_->refused_calls);
+    call->Finish(std::move(info));
+  });
 }
 
 grpc::ServerUnaryReactor* AdminService::ListJobs(grpc::CallbackServerContext* context,
                                                  const v1::ListJobsRequest* request,
                                                  v1::ListJobsReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-    return call->reactor();
-  }
-  std::vector<std::shared_ptr<step::Job>> jobs;
-  if (request->name().empty()) {
-    jobs = jobs_->Visible(caller->uid, caller->privileged);
-  } else {
-    absl::StatusOr<std::shared_ptr<step::Job>> job =
-        jobs_->Find(request->name(), caller->uid, caller->privileged);
-    if (!job.ok()) {
-      call->Finish(job.status());
-      return call->reactor();
+  return ForCaller(context, request, reply, [&](const Caller& caller, auto call) {
+    std::vector<std::shared_ptr<step::Job>> jobs;
+    if (request->name().empty()) {
+      jobs = jobs_->Visible(caller.uid, caller.privileged);
+    } else {
+      absl::StatusOr<std::shared_ptr<step::Job>> job =
+          jobs_->Find(request->name(), caller.uid, caller.privileged);
+      if (!job.ok()) return call->Finish(job.status());
+      jobs.push_back(*std::move(job));
     }
-    jobs.push_back(*std::move(job));
-  }
-  waiters_.Post([call, jobs = std::move(jobs)] {
-    v1::ListJobsReply list;
-    for (const auto& job : jobs) *list.add_jobs() = job->FreshStatus(kFreshStatus);
-    call->Finish(std::move(list));
+    waiters_.Post([call, jobs = std::move(jobs)] {
+      v1::ListJobsReply list;
+      for (const auto& job : jobs) *list.add_jobs() = job->FreshStatus(kFreshStatus);
+      call->Finish(std::move(list));
+    });
   });
-  return call->reactor();
 }
 
 grpc::ServerUnaryReactor* AdminService::ListShards(grpc::CallbackServerContext* context,
                                                    const v1::ListShardsRequest* request,
                                                    v1::ListShardsReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-    return call->reactor();
-  }
-  absl::StatusOr<std::shared_ptr<step::Job>> job =
-      jobs_->Find(request->job(), caller->uid, caller->privileged);
-  if (job.ok()) {
+  return ForCaller(context, request, reply, [&](const Caller& caller, auto call) {
+    absl::StatusOr<std::shared_ptr<step::Job>> job =
+        jobs_->Find(request->job(), caller.uid, caller.privileged);
+    if (!job.ok()) return call->Finish(job.status());
     call->Finish((*job)->Shards());
-  } else {
-    call->Finish(job.status());
-  }
-  return call->reactor();
+  });
 }
 
 grpc::ServerUnaryReactor* AdminService::DeleteJob(grpc::CallbackServerContext* context,
                                                   const v1::DeleteJobRequest* request,
                                                   v1::DeleteJobReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-    return call->reactor();
-  }
-  absl::StatusOr<std::shared_ptr<step::Job>> job =
-      jobs_->Find(request->job(), caller->uid, caller->privileged);
-  if (job.ok()) {
+  return ForCaller(context, request, reply, [&](const Caller& caller, auto call) {
+    absl::StatusOr<std::shared_ptr<step::Job>> job =
+        jobs_->Find(request->job(), caller.uid, caller.privileged);
+    if (!job.ok()) return call->Finish(job.status());
     jobs_->Delete(request->job(), request->force(), control::Answering(call));
-  } else {
-    call->Finish(job.status());
-  }
-  return call->reactor();
+  });
 }
 
 absl::Status AdminService::CheckFailpoints(const std::string& token) const {

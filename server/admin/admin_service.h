@@ -55,6 +55,9 @@ class AdminService final : public v1::Admin::CallbackService {
     bool privileged = false;
   };
   absl::StatusOr<Caller> FindCaller(const std::string& token) const;
+  template <typename Request, typename Reply, typename Serve>
+  grpc::ServerUnaryReactor* ForCaller(grpc::CallbackServerContext* context, const Request* request,
+                                      Reply* reply, const Serve& serve);
   absl::Status CheckFailpoints(const std::string& token) const;
 
   const ServerFacts facts_;

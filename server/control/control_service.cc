@@ -51,84 +51,69 @@ grpc::ServerUnaryReactor* ControlService::Open(grpc::CallbackServerContext* cont
   return call->reactor();
 }
 
+// Most calls are of a session in a job: finds both, or answers why not.
+template <typename Request, typename Reply, typename Serve>
+grpc::ServerUnaryReactor* ControlService::InJob(grpc::CallbackServerContext* context,
+                                                const Request* request, Reply* reply,
+                                                const Serve& serve) {
+  auto call = MakeCall(context, reply);
+  absl::StatusOr<Caller> caller = FindCaller(request->token());
+  if (caller.ok()) {
+    serve(*caller, Answering(call));
+  } else {
+    call->Finish(caller.status());
+  }
+  return call->reactor();
+}
+
 grpc::ServerUnaryReactor* ControlService::Join(grpc::CallbackServerContext* context,
                                                const v1::JoinRequest* request,
                                                v1::JoinReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-  } else {
-    const double seconds = request->deadline_seconds();
-    const absl::Duration timeout = seconds > 0 ? absl::Seconds(seconds) : absl::InfiniteDuration();
-    caller->job->Join(caller->session, timeout, Answering(call));
-  }
-  return call->reactor();
+  const double seconds = request->deadline_seconds();
+  const absl::Duration timeout = seconds > 0 ? absl::Seconds(seconds) : absl::InfiniteDuration();
+  return InJob(context, request, reply, [&](const Caller& caller, auto answer) {
+    caller.job->Join(caller.session, timeout, answer);
+  });
 }
 
 grpc::ServerUnaryReactor* ControlService::EndStep(grpc::CallbackServerContext* context,
                                                   const v1::EndStepRequest* request,
                                                   v1::EndStepReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-  } else {
-    caller->job->EndStep(caller->session, *request, Answering(call));
-  }
-  return call->reactor();
+  return InJob(context, request, reply, [&](const Caller& caller, auto answer) {
+    caller.job->EndStep(caller.session, *request, answer);
+  });
 }
 
 grpc::ServerUnaryReactor* ControlService::StepRecords(grpc::CallbackServerContext* context,
                                                       const v1::StepRecordsRequest* request,
                                                       v1::StepRecordsReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-  } else {
-    caller->job->StepRecords(request->first_step(), Answering(call));
-  }
-  return call->reactor();
+  return InJob(context, request, reply, [&](const Caller& caller, auto answer) {
+    caller.job->StepRecords(request->first_step(), answer);
+  });
 }
 
 grpc::ServerUnaryReactor* ControlService::FillWindow(grpc::CallbackServerContext* context,
                                                      const v1::FillWindowRequest* request,
                                                      v1::FillWindowReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-  } else {
-    caller->job->FillWindow(caller->session, *request, Answering(call));
-  }
-  return call->reactor();
+  return InJob(context, request, reply, [&](const Caller& caller, auto answer) {
+    caller.job->FillWindow(caller.session, *request, answer);
+  });
 }
 
 grpc::ServerUnaryReactor* ControlService::SessionError(grpc::CallbackServerContext* context,
                                                        const v1::SessionErrorRequest* request,
                                                        v1::SessionErrorReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-  } else {
-    caller->job->ExplainWait(caller->session, Answering(call));
-  }
-  return call->reactor();
+  return InJob(context, request, reply, [&](const Caller& caller, auto answer) {
+    caller.job->ExplainWait(caller.session, answer);
+  });
 }
 
 grpc::ServerUnaryReactor* ControlService::Close(grpc::CallbackServerContext* context,
                                                 const v1::CloseRequest* request,
                                                 v1::CloseReply* reply) {
-  auto call = MakeCall(context, reply);
-  absl::StatusOr<Caller> caller = FindCaller(request->token());
-  if (!caller.ok()) {
-    call->Finish(caller.status());
-  } else {
-    caller->job->Close(caller->session, Answering(call));
-  }
-  return call->reactor();
+  return InJob(context, request, reply, [&](const Caller& caller, auto answer) {
+    caller.job->Close(caller.session, answer);
+  });
 }
 
 }  // namespace shardd::control

@@ -40,6 +40,9 @@ class ControlService final : public v1::Control::CallbackService {
     std::shared_ptr<step::Job> job;
   };
   absl::StatusOr<Caller> FindCaller(const std::string& token);
+  template <typename Request, typename Reply, typename Serve>
+  grpc::ServerUnaryReactor* InJob(grpc::CallbackServerContext* context, const Request* request,
+                                  Reply* reply, const Serve& serve);
 
   SessionRegistry* sessions_;
   JobRegistry* jobs_;
