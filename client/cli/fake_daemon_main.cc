@@ -1,10 +1,8 @@
-// A process that answers on the attach socket as a daemon does: for tests of how
-// one is started and ended. Flags: --listen.socket=PATH, and --die: ends at once.
+// A process that answers on the attach socket --listen.socket=PATH as a daemon does.
 // Writes its flags to PATH.flags, and "ended" there on SIGTERM.
 #include <signal.h>
 
 #include <fstream>
-#include <iostream>
 #include <string>
 
 #include "client/cli/fake_daemon.h"
@@ -21,10 +19,6 @@ int main(int argc, char** argv) {
     std::string argument = argv[i];
     flags += argument + "\n";
     if (argument.rfind("--listen.socket=", 0) == 0) socket = argument.substr(16);
-    if (argument == "--die") {
-      std::cerr << "no room to live\n";
-      return 3;
-    }
   }
   std::ofstream(socket + ".flags") << flags;
   shardd::cli::FakeAttachServer server(socket,

@@ -1,14 +1,14 @@
 // shardctl run: a daemon if there is none, and the ranks of a job.
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/attach_connection.h"
 #include "client/cli/address.h"
 #include "client/cli/commands.h"
 #include "client/cli/launcher.h"
-#include "client/cli/private_daemon.h"
 #include "client/cli/rank_process.h"
+#include "client/daemon_starter.h"
 
 namespace shardd::cli {
 
@@ -54,15 +54,18 @@ class RunCommand : public Command {
   }
 
   absl::StatusOr<int> Run(const Context& context, const std::vector<std::string>& words) override {
-    absl::StatusOr<PrivateDaemon> daemon = FindDaemon(context);
+    absl::StatusOr<DaemonInDirectory> daemon = FindDaemon(context);
     if (!daemon.ok()) return daemon.status();
+    // It was only to see that the daemon answers: no session of ours.
+    daemon->attach.reset();
     if (daemon->started_pid != 0) {
       Note(context, absl::StrCat("started a daemon, process ", daemon->started_pid, ", at ",
-                                 daemon->socket));
+                                 daemon->socket_path));
     }
-    absl::StatusOr<LaunchResult> result = Launch(MakeOptions(context, words, daemon->socket));
+    absl::StatusOr<LaunchResult> result = Launch(MakeOptions(context, words, daemon->socket_path));
     if (!keep_ && daemon->started_pid != 0 && !HoldsJobs(context, *daemon)) {
-      absl::Status ended = EndPrivateDaemon(*daemon, kDaemonEnd);
+      contract::UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, daemon->started_pid, 0)));
+      absl::Status ended = EndDaemon(pidfd, daemon->started_pid, kDaemonEnd);
       if (!ended.ok()) Note(context, std::string(ended.message()));
     }
     if (!result.ok()) return result.status();
@@ -71,26 +74,28 @@ class RunCommand : public Command {
   }
 
  private:
-  absl::StatusOr<PrivateDaemon> FindDaemon(const Context& context) {
+  absl::StatusOr<DaemonInDirectory> FindDaemon(const Context& context) {
     const Environment& environment = context.environment;
     absl::StatusOr<DaemonAddress> address = ResolveAddress(context.address, environment);
     if (!address.ok()) return address.status();
-    absl::Status attached =
-        AttachConnection::Connect(address->socket, absl::Now() + context.connect_timeout).status();
-    if (attached.ok()) return PrivateDaemon{address->socket, 0};
-    if (address->explicit_choice || !absl::IsUnavailable(attached)) return attached;
+    absl::StatusOr<std::unique_ptr<AttachConnection>> attach =
+        AttachConnection::Connect(address->socket, absl::Now() + context.connect_timeout);
+    if (attach.ok()) return DaemonInDirectory{address->socket, *std::move(attach), 0};
+    if (address->explicit_choice || !absl::IsUnavailable(attach.status())) return attach.status();
     absl::StatusOr<std::string> binary = DaemonBinary(environment);
     if (!binary.ok()) return binary.status();
-    PrivateDaemonOptions options;
-    options.directory = PrivateDirectory(environment);
-    options.binary = *binary;
-    if (!keep_) options.flags.push_back(kIdleLimit);
-    return EnsurePrivateDaemon(options);
+    DaemonStart start;
+    start.directory = PrivateDirectory(environment);
+    start.binary = *binary;
+    if (!keep_) start.flags.push_back(kIdleLimit);
+    absl::Status made = MakePrivateDirectory(start.directory);
+    if (!made.ok()) return made;
+    return AttachOrStartDaemon(start);
   }
 
   // Whether ending the daemon would cut off somebody's state; says so for each job.
-  static bool HoldsJobs(const Context& context, const PrivateDaemon& daemon) {
-    auto channel = AdminChannel::Connect(daemon.socket, absl::ZeroDuration());
+  static bool HoldsJobs(const Context& context, const DaemonInDirectory& daemon) {
+    auto channel = AdminChannel::Connect(daemon.socket_path, absl::ZeroDuration());
     if (!channel.ok()) return false;
     auto reply = (*channel)->Call(&v1::Admin::StubInterface::ListJobs, v1::ListJobsRequest());
     if (!reply.ok()) return false;
