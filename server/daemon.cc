@@ -105,6 +105,7 @@ class DaemonImpl final : public Daemon {
     env::InstallFaultHandler();
     started_ = absl::Now();
     idle_since_ = started_;
+    if (absl::Status s = failpoints_.ArmFromText(config_.arm_failpoint()); !s.ok()) return s;
     absl::StatusOr<kernels::Isa> isa = ChooseIsa(config_.step().isa());
     if (!isa.ok()) return isa.status();
     absl::StatusOr<store::StateDirectory> directory =
@@ -112,11 +113,6 @@ class DaemonImpl final : public Daemon {
     if (!directory.ok()) return directory.status();
     directory_ = std::make_unique<store::StateDirectory>(*std::move(directory));
     if (absl::Status status = MakeBudget(); !status.ok()) return status;
-    for (const std::string& job : directory_->JobNames()) {
-      options_.log(absl::StrCat("found job ", job,
-                                " of an earlier daemon; it is left untouched in ",
-                                directory_->JobPath(job)));
-    }
     pool_ = std::make_unique<env::ThreadPool>(ChooseThreads(config_.step().threads()), [] {
       // For the thread's whole life.
       static thread_local kernels::ScopedFlushToZero flush;
@@ -136,6 +132,7 @@ class DaemonImpl final : public Daemon {
     };
     jobs_ = std::make_unique<control::JobRegistry>(environment, directory_.get(), budget_.get(),
                                                    config_.limits().jobs());
+    jobs_->AdoptAll();
     admin::ServerFacts facts;
     facts.version = contract::kVersion;
     facts.isa = kernels::IsaName(*isa);
@@ -163,7 +160,7 @@ class DaemonImpl final : public Daemon {
     if (bytes == 0) {
       absl::StatusOr<uint64_t> free = directory_->FreeBytes();
       if (!free.ok()) return free.status();
-      bytes = *free - *free / 8;
+      bytes = *free - *free / 8 + directory_->JobBytes();
     }
     budget_ = std::make_unique<env::Budget>(bytes);
     return absl::OkStatus();

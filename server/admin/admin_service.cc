@@ -19,14 +19,6 @@ std::shared_ptr<control::UnaryCall<Reply>> MakeCall(grpc::CallbackServerContext*
 // How long a snapshot may take before the last one is shown instead.
 constexpr absl::Duration kFreshStatus = absl::Milliseconds(500);
 
-absl::StatusOr<env::FailpointAction> ParseAction(const std::string& action) {
-  if (action == "off") return env::FailpointAction::kOff;
-  if (action == "wait") return env::FailpointAction::kWait;
-  if (action == "kill") return env::FailpointAction::kKill;
-  return absl::InvalidArgumentError(
-      absl::StrCat("failpoint action '", action, "' is unknown; there are: off, wait, kill"));
-}
-
 }  // namespace
 
 AdminService::AdminService(ServerFacts facts, control::SessionRegistry* sessions,
@@ -149,7 +141,7 @@ grpc::ServerUnaryReactor* AdminService::ArmFailpoint(grpc::CallbackServerContext
                                                      v1::ArmFailpointReply* reply) {
   auto call = MakeCall(context, reply);
   absl::Status status = CheckFailpoints(request->token());
-  absl::StatusOr<env::FailpointAction> action = ParseAction(request->action());
+  absl::StatusOr<env::FailpointAction> action = env::ParseFailpointAction(request->action());
   if (status.ok()) status = action.status();
   if (status.ok()) status = failpoints_->Arm(request->name(), *action, request->skip());
   call->Finish(status);

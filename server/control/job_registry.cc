@@ -52,6 +52,42 @@ JobRegistry::~JobRegistry() {
   StopAll();
 }
 
+void JobRegistry::AdoptAll() {
+  for (const std::string& name : directory_->JobNames()) {
+    const absl::Status status = Adopt(name);
+    if (status.ok()) continue;
+    environment_.log(absl::StrCat("job ", name,
+                                  " of an earlier daemon cannot be adopted and is left "
+                                  "untouched in ",
+                                  directory_->JobPath(name), ": ", status.message()));
+  }
+}
+
+absl::Status JobRegistry::Adopt(const std::string& name) {
+  absl::StatusOr<store::AdoptedJob> adopted = store::JobSegments::Open(*directory_, name);
+  if (!adopted.ok()) return adopted.status();
+  contract::JobHeader* header = adopted->segments->header();
+  if (header->initialised.load() == 0) {
+    // Its trainers had not finished uploading; they begin anew.
+    adopted->segments.reset();
+    environment_.log(absl::StrCat("job ", name, ": never had all of its weights; given back"));
+    return store::RemoveJobDirectory(directory_->JobPath(name));
+  }
+  absl::StatusOr<env::BudgetLease> lease =
+      budget_->Reserve(adopted->segments->plan().total(), absl::StrCat("job '", name, "'"));
+  if (!lease.ok()) return lease.status();
+  const std::string id(reinterpret_cast<const char*>(header->job_id), sizeof(header->job_id));
+  const uint32_t uid = header->uid;
+  auto job = std::make_shared<step::Job>(environment_, std::move(adopted->layout), adopted->config,
+                                         std::move(adopted->segments), *std::move(lease), uid,
+                                         absl::BytesToHexString(id));
+  if (absl::Status status = job->Recover(); !status.ok()) return status;
+  job->Start();
+  std::lock_guard lock(mutex_);
+  jobs_[name] = std::move(job);
+  return absl::OkStatus();
+}
+
 std::shared_ptr<step::Job> JobRegistry::Lookup(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto it = jobs_.find(name);

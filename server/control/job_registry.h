@@ -26,6 +26,9 @@ class JobRegistry {
               env::Budget* budget, size_t max_jobs);
   ~JobRegistry();
 
+  // Takes up the jobs that an earlier daemon left in the state directory, before anybody can
+  // connect. One that cannot be is left untouched and said in the log; its name is not free.
+  void AdoptAll();
   // Serves Control.Open. The callback may come from any thread.
   void Open(std::shared_ptr<step::Session> session, v1::OpenRequest request,
             std::function<void(absl::StatusOr<v1::OpenReply>)> done);
@@ -46,6 +49,7 @@ class JobRegistry {
   absl::StatusOr<std::shared_ptr<step::Job>> Create(const step::Session& session,
                                                     const v1::OpenRequest& request,
                                                     contract::Layout layout);
+  absl::Status Adopt(const std::string& name);
   absl::Status CheckAttach(const step::Job& job, const step::Session& session,
                            v1::OpenRequest* request, const contract::Layout& layout) const;
   void DetachFromJob(const std::shared_ptr<step::Session>& session);

@@ -26,6 +26,26 @@ absl::Status CheckName(const std::string& name) {
 
 }  // namespace
 
+absl::StatusOr<FailpointAction> ParseFailpointAction(const std::string& text) {
+  if (text == "off") return FailpointAction::kOff;
+  if (text == "wait") return FailpointAction::kWait;
+  if (text == "kill") return FailpointAction::kKill;
+  return absl::InvalidArgumentError(
+      absl::StrCat("failpoint action '", text, "' is unknown; there are: off, wait, kill"));
+}
+
+absl::Status Failpoints::ArmFromText(const std::string& text) {
+  if (text.empty()) return absl::OkStatus();
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("arm_failpoint is '", text, "'; give NAME:ACTION"));
+  }
+  absl::StatusOr<FailpointAction> action = ParseFailpointAction(text.substr(colon + 1));
+  if (!action.ok()) return action.status();
+  return Arm(text.substr(0, colon), *action, 0);
+}
+
 absl::Status Failpoints::Arm(const std::string& name, FailpointAction action, uint32_t skip) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   std::lock_guard lock(mutex_);

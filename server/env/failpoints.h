@@ -22,7 +22,7 @@
 namespace shardd::env {
 
 // In the order of a step. What each one stands before or after is its name.
-inline constexpr std::array<std::string_view, 10> kFailpointNames = {
+inline constexpr std::array<std::string_view, 11> kFailpointNames = {
     "job.create.before_rename",       // segments are built under their temporary name
     "step.publish.after_descriptor",  // a gradient descriptor was accepted
     "step.reduce.before",             // all nodes of a bucket are there
@@ -33,15 +33,21 @@ inline constexpr std::array<std::string_view, 10> kFailpointNames = {
     "step.update.after_chunk",        // some chunk carries the new state
     "step.update.after",              // all buckets are ready
     "session.join.before_reply",      // a group has formed
+    "recover.after_mend",             // a torn chunk is mended, not redone
 };
 
 enum class FailpointAction { kOff, kWait, kKill };
+
+// "off", "wait" or "kill"; InvalidArgument lists them.
+absl::StatusOr<FailpointAction> ParseFailpointAction(const std::string& text);
 
 // Thread-safe.
 class Failpoints {
  public:
   // NotFound lists the names. `skip`: pass this many times before acting.
   absl::Status Arm(const std::string& name, FailpointAction action, uint32_t skip);
+  // The same from "NAME:ACTION"; an empty text arms nothing.
+  absl::Status ArmFromText(const std::string& text);
   // Waits until a thread is held at `name`; returns how often it has been passed or held.
   absl::StatusOr<uint64_t> AwaitHit(const std::string& name, absl::Duration timeout);
   // Lets the held threads go on and disarms. FailedPrecondition if not armed.

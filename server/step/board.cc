@@ -25,6 +25,11 @@ void BoardWriter::Wake() {
   syscall(SYS_futex, &board_->event, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+void BoardWriter::Reset() {
+  if (board_->decision_seq.load() % 2 != 0) board_->decision_seq.fetch_add(1);
+  SetSleeping(false);
+}
+
 void BoardWriter::PublishDecision(const DecisionNews& news) {
   board_->decision_seq.fetch_add(1, std::memory_order_acq_rel);
   board_->committed_step.store(news.committed_step, std::memory_order_release);

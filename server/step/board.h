@@ -27,6 +27,8 @@ class BoardWriter {
  public:
   explicit BoardWriter(contract::Board* board) : board_(board) {}
 
+  // After a daemon's death: ends what it was in the middle of writing.
+  void Reset();
   // Tells all sleepers that something they may wait for has changed.
   void Wake();
   void PublishDecision(const DecisionNews& news);

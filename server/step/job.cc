@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "proto/contract/attach.h"
@@ -57,6 +59,55 @@ Job::~Job() {
   Stop();
   if (epoll_ >= 0) close(epoll_);
   if (event_ >= 0) close(event_);
+}
+
+absl::Status Job::Recover() {
+  const store::Decision& decision = decider_.current();
+  UpdateOrder order;
+  order.step = decider_.committed_step();
+  order.applied = decider_.applied();
+  order.clip_factor = std::bit_cast<float>(decision.header.clip_factor_bits);
+  order.table = decider_.table();
+  order.presence = decision.presence;
+  const absl::StatusOr<uint64_t> redone = updater_.Recover(order);
+  if (!redone.ok()) return redone.status();
+  // Weights may be torn where state is whole; masters have it all.
+  updater_.PublishMasters(order.step);
+  for (uint32_t i = 0; i < segments_->session_lines(); ++i) {
+    contract::SessionLine* line = segments_->session_line(i);
+    line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));
+    line->session.store(0);
+  }
+  contract::JobHeader* header = segments_->header();
+  const uint64_t generation = header->generation.load() + 1;
+  header->generation.store(generation, std::memory_order_release);
+  board_.Reset();
+  board_.PublishDecision(CurrentNews());
+  board_.SetGeneration(generation);
+  if (header->failed.load() != 0) {
+    FailJob(std::string(header->failure, strnlen(header->failure, sizeof(header->failure))));
+  } else {
+    board_.SetState(contract::BoardState::kReady);
+  }
+  env_.log(absl::StrCat("job ", name(), ": adopted at step ", order.step, ", generation ",
+                        generation, "; ", *redone, " of ", layout_.num_chunks(),
+                        " chunks were redone"));
+  return absl::OkStatus();
+}
+
+// What the board says of the current decision.
+DecisionNews Job::CurrentNews() const {
+  DecisionNews news;
+  news.committed_step = decider_.committed_step();
+  news.applied = decider_.applied();
+  news.loss_scale = decider_.loss_scale();
+  const auto records = log_.Records(news.committed_step, news.committed_step);
+  if (records.empty()) return news;
+  news.result = records.back().result;
+  news.loss = records.back().loss;
+  news.grad_norm = records.back().grad_norm;
+  news.skip_reason = records.back().reason;
+  return news;
 }
 
 void Job::Start() {

@@ -74,6 +74,10 @@ class Job : public std::enable_shared_from_this<Job> {
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
+  // For a job that an earlier daemon left, before Start: finishes the update that it was in, drops
+  // its sessions and begins a new generation. DataLoss: the state does not fit its decision;
+  // Start must not be called then.
+  absl::Status Recover();
   // Starts the thread. Once.
   void Start();
   // Ends the thread and drops what was posted and not run, with its callbacks: their owners
@@ -127,6 +131,7 @@ class Job : public std::enable_shared_from_this<Job> {
   void ExpireJoins(absl::Time now);
   absl::Time NextClock() const;
   void Wake() { board_.Wake(); }
+  DecisionNews CurrentNews() const;
 
   // job_membership.cc: who takes part.
   Member* Find(const Session* session);

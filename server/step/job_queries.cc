@@ -138,8 +138,8 @@ void Job::Publish() {
     s.set_remark("with weights = shared, stages 2 and 3 do not differ on one node");
   }
   s.set_crash_cost(
-      "trainer: at most one step computed again; daemon or machine: everything since the last "
-      "export");
+      "trainer: at most one step computed again; daemon: the same, and trainers must be started "
+      "again; machine: the whole job");
   published_at_ = now;
   std::lock_guard lock(status_mutex_);
   status_ = std::move(s);

@@ -183,11 +183,7 @@ void Job::OnInit(Member* member, const contract::Descriptor& d) {
 void Job::FinishInitialisation() {
   updater_.PublishMasters(decider_.committed_step());
   segments_->header()->initialised.store(1, std::memory_order_release);
-  DecisionNews news;
-  news.committed_step = decider_.committed_step();
-  news.applied = decider_.applied();
-  news.loss_scale = decider_.loss_scale();
-  board_.PublishDecision(news);
+  board_.PublishDecision(CurrentNews());
   board_.SetState(contract::BoardState::kReady);
 }
 

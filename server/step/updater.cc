@@ -1,8 +1,10 @@
 #include "server/step/updater.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
 
 namespace shardd::step {
@@ -23,12 +25,14 @@ Updater::Updater(const contract::Layout* layout, store::JobSegments* segments,
   }
 }
 
-void Updater::UpdateChunk(uint64_t chunk, const UpdateOrder& order) const {
+void Updater::UpdateChunk(uint64_t chunk, const UpdateOrder& order, uint64_t from) const {
   const store::ChunkView view = segments_->chunk(chunk);
   if (view.header->applied.load(std::memory_order_relaxed) >= order.applied) return;
   const uint64_t chunk_begin = layout_->chunk_range(chunk).begin;
   for (size_t r = first_run_[chunk]; r < first_run_[chunk + 1]; ++r) {
-    const contract::Run& run = runs_[r];
+    contract::Run run = runs_[r];
+    run.range.begin = std::max(run.range.begin, chunk_begin + from);
+    if (run.range.begin >= run.range.end) continue;
     if ((order.presence[run.parameter / 64] >> (run.parameter % 64) & 1) == 0) continue;
     const uint64_t position = run.range.begin - chunk_begin;
     const kernels::StepScalars scalars = std::to_array(order.table[run.parameter].scalars);
@@ -61,7 +65,7 @@ void Updater::Run(const UpdateOrder& order, const std::function<void()>& on_read
     left[b] = (range.size() + layout_->chunk_elements() - 1) / layout_->chunk_elements();
   }
   pool_->ParallelFor(layout_->num_chunks(), [&](size_t chunk) {
-    UpdateChunk(chunk, order);
+    UpdateChunk(chunk, order, 0);
     failpoints_->Reach("step.update.after_chunk");
     const uint64_t bucket = layout_->bucket_of(layout_->chunk_range(chunk).begin);
     if (left[bucket].fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -69,6 +73,40 @@ void Updater::Run(const UpdateOrder& order, const std::function<void()>& on_read
       on_ready();
     }
   });
+}
+
+absl::Status Updater::CheckRedo(uint64_t chunk, const UpdateOrder& order) const {
+  const uint64_t applied = segments_->chunk(chunk).header->applied.load();
+  const contract::Range range = layout_->chunk_range(chunk);
+  const uint64_t reduced = segments_->reduced_line(layout_->bucket_of(range.begin))->step.load();
+  if (applied + 1 != order.applied) {
+    return absl::DataLossError(absl::StrCat("chunk ", chunk, " carries ", applied,
+                                            " steps where the decision leads to ", order.applied));
+  }
+  if (reduced != order.step) {
+    return absl::DataLossError(absl::StrCat("chunk ", chunk, " lacks step ", order.step,
+                                            ", and its gradient is of step ", reduced));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Updater::Recover(const UpdateOrder& order) {
+  std::vector<uint64_t> torn;
+  for (uint64_t c = 0; c < layout_->num_chunks(); ++c) {
+    if (segments_->chunk(c).header->applied.load() == order.applied) continue;
+    if (absl::Status status = CheckRedo(c, order); !status.ok()) return status;
+    torn.push_back(c);
+  }
+  pool_->ParallelFor(torn.size(), [&](size_t i) {
+    const uint64_t chunk = torn[i];
+    const store::ChunkView view = segments_->chunk(chunk);
+    const size_t from =
+        kernels::MendChunk(*view.undo, segments_->timeline(), static_cast<uint32_t>(order.applied),
+                           layout_->chunk_elements(), view.master, view.moment);
+    failpoints_->Reach("recover.after_mend");
+    UpdateChunk(chunk, order, from);
+  });
+  return torn.size();
 }
 
 void Updater::PublishMasters(uint64_t step) {

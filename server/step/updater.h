@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kernels/isa.h"
 #include "kernels/optimizer.h"
 #include "proto/contract/layout.h"
@@ -38,11 +39,19 @@ class Updater {
   // gets its ready word; then on_ready is called (from any thread).
   void Run(const UpdateOrder& order, const std::function<void()>& on_ready);
 
+  // Finishes an update that a daemon's death interrupted: mends each torn chunk from its undo slots
+  // and redoes what is missing, from the reduced gradient. Idempotent. DataLoss names the chunk
+  // that fits neither before nor after the step, or whose gradient is not that of the step;
+  // chunks before it may have been redone. Returns how many were.
+  absl::StatusOr<uint64_t> Recover(const UpdateOrder& order);
+
   // Casts all masters to working weights and sets every ready word to `step`.
   void PublishMasters(uint64_t step);
 
  private:
-  void UpdateChunk(uint64_t chunk, const UpdateOrder& order) const;
+  // Elements before `from` (of the chunk) carry the step already.
+  void UpdateChunk(uint64_t chunk, const UpdateOrder& order, uint64_t from) const;
+  absl::Status CheckRedo(uint64_t chunk, const UpdateOrder& order) const;
 
   const contract::Layout* layout_;
   store::JobSegments* segments_;

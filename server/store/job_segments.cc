@@ -9,6 +9,8 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/optimizer.h"
+#include "proto/control.pb.h"
 #include "server/store/crc32c.h"
 
 namespace shardd::store {
@@ -19,16 +21,21 @@ using contract::kLineBytes;
 using contract::kSegmentPage;
 using contract::RoundUpTo;
 
+// A leaver's line may be kept for a moment while its successor comes.
+constexpr uint32_t kSpareLines = 16;
+
 struct WeightsOffsets {
   uint64_t buckets, sessions, weights, total;
+  uint32_t session_lines() const {
+    return static_cast<uint32_t>((weights - sessions) / kLineBytes);
+  }
 };
 
 WeightsOffsets WeightsLayout(const contract::Layout& layout, uint32_t slots, size_t element) {
   WeightsOffsets at{};
   at.buckets = 2 * kSegmentPage;
   at.sessions = at.buckets + layout.num_buckets() * kLineBytes;
-  // A leaver's line may be kept for a moment while its successor comes.
-  at.weights = RoundUpTo(at.sessions + (uint64_t{slots} + 16) * kLineBytes, kSegmentPage);
+  at.weights = RoundUpTo(at.sessions + (uint64_t{slots} + kSpareLines) * kLineBytes, kSegmentPage);
   at.total = RoundUpTo(at.weights + layout.flat_elements() * element, kSegmentPage);
   return at;
 }
@@ -64,11 +71,68 @@ JobOffsets JobLayout(const contract::Layout& layout, const JobSpec& spec) {
   return at;
 }
 
+absl::Status Damaged(const std::string& path, const std::string& what) {
+  return absl::DataLossError(absl::StrCat(path, " ", what));
+}
+
+// What the job segment says of the job: its header, then configuration and parameters.
+struct JobFile {
+  JobSpec spec;
+  v1::OpenRequest parameters;
+};
+
+absl::Status CheckJobHeader(const Segment& job, const std::string& path);
+
+absl::StatusOr<JobFile> ReadJobFile(const Segment& job, const std::string& path) {
+  if (absl::Status status = CheckJobHeader(job, path); !status.ok()) return status;
+  const auto* h = job.at<contract::JobHeader>(0);
+  JobFile file;
+  if (!file.spec.config.ParseFromArray(job.at<char>(h->config_offset),
+                                       static_cast<int>(h->config_bytes)) ||
+      !file.parameters.ParseFromArray(job.at<char>(h->parameters_offset),
+                                      static_cast<int>(h->parameters_bytes))) {
+    return Damaged(path, "holds no readable configuration");
+  }
+  file.spec.parameters.assign(job.at<char>(h->parameters_offset), h->parameters_bytes);
+  file.spec.config_hash = h->config_hash;
+  file.spec.uid = h->uid;
+  file.spec.timeline = h->timeline;
+  std::memcpy(file.spec.job_id.data(), h->job_id, sizeof(h->job_id));
+  return file;
+}
+
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
   std::getline(file, id);
   return id;
+}
+
+absl::Status CheckJobHeader(const Segment& job, const std::string& path) {
+  if (job.bytes() < kSegmentPage) return Damaged(path, "is shorter than its header");
+  const auto* h = job.at<contract::JobHeader>(0);
+  if (h->magic != contract::kJobMagic) return Damaged(path, "is no job segment");
+  if (h->version != contract::kFormatVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " has format version ", h->version, "; this daemon reads ",
+                     contract::kFormatVersion, ": start the daemon that wrote it"));
+  }
+  if (std::string(h->boot_id, strnlen(h->boot_id, sizeof(h->boot_id))) != BootId()) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " was written before the last boot"));
+  }
+  const auto inside = [&](uint64_t offset, uint64_t bytes) {
+    return offset <= job.bytes() && bytes <= job.bytes() - offset;
+  };
+  if (h->parameters > contract::kMaxParameters || h->groups > contract::kMaxParameters ||
+      !inside(h->config_offset, h->config_bytes) ||
+      !inside(h->parameters_offset, h->parameters_bytes) ||
+      !inside(h->table_offset, 2 * h->parameters * sizeof(contract::ParameterEntry)) ||
+      !inside(h->records_offset, contract::kStepRecords * sizeof(contract::StepRecordEntry)) ||
+      h->decision_bytes != DecisionSlotBytes(h->parameters, h->groups) ||
+      !inside(h->decisions_offset, 2 * h->decision_bytes)) {
+    return Damaged(path, "has a header that points outside of it");
+  }
+  return absl::OkStatus();
 }
 
 void CopyText(const std::string& text, char* out, size_t size) {
@@ -110,18 +174,7 @@ absl::StatusOr<std::unique_ptr<JobSegments>> JobSegments::Create(
     const std::function<void()>& before_rename) {
   std::unique_ptr<JobSegments> job(new JobSegments());
   const std::string building = directory.NewJobPath(spec.config.name());
-  job->path_ = directory.JobPath(spec.config.name());
-  job->plan_ = PlanSegments(layout, spec, directory.page_bytes());
-  job->chunk_elements_ = layout.chunk_elements();
-  job->moments_ = spec.moments;
-  job->record_bytes_ = contract::ChunkRecordBytes(layout.chunk_elements(), spec.moments);
-  job->reduced_dtype_ = ReducedDType(spec.config);
-  job->weight_dtype_ = static_cast<kernels::DType>(spec.config.weight_dtype());
-  job->timeline_ = spec.timeline;
-  job->job_tag_ = contract::Hasher()
-                      .Add(std::string(spec.job_id.begin(), spec.job_id.end()))
-                      .Add(spec.timeline)
-                      .value();
+  job->Describe(directory, layout, spec);
 
   absl::StatusOr<uint64_t> free = directory.FreeBytes();
   if (!free.ok()) return free.status();
@@ -160,6 +213,25 @@ absl::StatusOr<std::unique_ptr<JobSegments>> JobSegments::Create(
     return status;
   }
   return job;
+}
+
+// All that follows from the specification.
+void JobSegments::Describe(const StateDirectory& directory, const contract::Layout& layout,
+                           const JobSpec& spec) {
+  path_ = directory.JobPath(spec.config.name());
+  plan_ = PlanSegments(layout, spec, directory.page_bytes());
+  chunk_elements_ = layout.chunk_elements();
+  moments_ = spec.moments;
+  record_bytes_ = contract::ChunkRecordBytes(layout.chunk_elements(), spec.moments);
+  slots_ = spec.config.slots();
+  session_lines_ = WeightsLayout(layout, slots_, 1).session_lines();
+  reduced_dtype_ = ReducedDType(spec.config);
+  weight_dtype_ = static_cast<kernels::DType>(spec.config.weight_dtype());
+  timeline_ = spec.timeline;
+  job_tag_ = contract::Hasher()
+                 .Add(std::string(spec.job_id.begin(), spec.job_id.end()))
+                 .Add(spec.timeline)
+                 .value();
 }
 
 void JobSegments::InitialiseJob(const contract::Layout& layout, const JobSpec& spec) {
@@ -231,7 +303,6 @@ void JobSegments::InitialiseReduced(const contract::Layout& layout) {
 void JobSegments::InitialiseWeights(const contract::Layout& layout, const JobSpec& spec) {
   const WeightsOffsets at =
       WeightsLayout(layout, spec.config.slots(), kernels::DTypeSize(weight_dtype_));
-  session_lines_ = static_cast<uint32_t>((at.weights - at.sessions) / kLineBytes);
   auto* h = weights_.at<contract::WeightsHeader>(0);
   h->version = contract::kFormatVersion;
   h->weight_dtype = static_cast<uint32_t>(weight_dtype_);
@@ -248,6 +319,89 @@ void JobSegments::InitialiseWeights(const contract::Layout& layout, const JobSpe
   h->magic = contract::kWeightsMagic;
   board()->state = static_cast<uint32_t>(contract::BoardState::kInitialising);
   board()->generation = header()->generation.load();
+}
+
+absl::StatusOr<AdoptedJob> JobSegments::Open(const StateDirectory& directory,
+                                             const std::string& name) {
+  const std::string path = directory.JobPath(name);
+  std::unique_ptr<JobSegments> job(new JobSegments());
+  const auto map = [&](const char* file, Segment* out) -> absl::Status {
+    absl::StatusOr<Segment> segment = Segment::Open(path + "/" + file);
+    if (!segment.ok()) return segment.status();
+    *out = *std::move(segment);
+    return absl::OkStatus();
+  };
+  if (absl::Status status = map("job", &job->job_); !status.ok()) return status;
+  absl::StatusOr<JobFile> file = ReadJobFile(job->job_, path + "/job");
+  if (!file.ok()) return file.status();
+  if (file->spec.config.name() != name) {
+    return Damaged(path, absl::StrCat("holds job '", file->spec.config.name(), "'"));
+  }
+  const kernels::Optimizer* optimizer = kernels::FindOptimizer(file->spec.config.optimizer());
+  if (optimizer == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " uses the optimizer '",
+                                                      file->spec.config.optimizer(),
+                                                      "', which this daemon does not have"));
+  }
+  file->spec.moments = optimizer->num_states();
+  std::vector<contract::ParameterSpec> parameters;
+  for (const v1::Parameter& p : file->parameters.parameters()) {
+    parameters.push_back({p.name(), {p.shape().begin(), p.shape().end()}, p.group()});
+  }
+  contract::Layout::Options options;
+  options.chunk_elements = file->spec.config.chunk_elements();
+  options.bucket_elements = file->spec.config.bucket_elements();
+  options.groups = static_cast<uint32_t>(file->spec.config.groups_size());
+  absl::StatusOr<contract::Layout> layout = contract::Layout::Create(parameters, options);
+  if (!layout.ok()) return layout.status();
+  const contract::JobHeader* h = job->header();
+  if (layout->hash() != h->layout_hash || layout->num_parameters() != h->parameters ||
+      h->groups != options.groups) {
+    return Damaged(path, "has a layout that is not that of its parameters");
+  }
+  job->Describe(directory, *layout, file->spec);
+  absl::Status status = map("state", &job->state_);
+  if (status.ok()) status = map("reduced", &job->reduced_);
+  if (status.ok()) status = map("weights", &job->weights_);
+  if (status.ok()) status = job->CheckSegments(*layout);
+  if (!status.ok()) return status;
+  return AdoptedJob{std::move(job), *std::move(layout), file->spec.config};
+}
+
+// Sizes, then headers: each segment is of this job, this timeline and this layout.
+absl::Status JobSegments::CheckSegments(const contract::Layout& layout) const {
+  const auto short_of = [&](const Segment& segment, uint64_t bytes) {
+    return segment.bytes() < bytes;
+  };
+  if (header()->job_tag != job_tag_)
+    return Damaged(path_ + "/job", "has a tag that is not its own");
+  const WeightsOffsets w = WeightsLayout(layout, slots_, kernels::DTypeSize(weight_dtype_));
+  const ReducedOffsets r = ReducedLayout(layout, kernels::DTypeSize(reduced_dtype_));
+  if (short_of(state_, layout.num_chunks() * record_bytes_))
+    return Damaged(path_ + "/state", "is cut short");
+  if (short_of(reduced_, r.total)) return Damaged(path_ + "/reduced", "is cut short");
+  if (short_of(weights_, w.weights)) return Damaged(path_ + "/weights", "is cut short");
+  const auto* wh = weights_.at<contract::WeightsHeader>(0);
+  if (wh->magic != contract::kWeightsMagic || wh->version != contract::kFormatVersion ||
+      wh->job_tag != job_tag_ || wh->timeline != timeline_ || wh->layout_hash != layout.hash() ||
+      wh->bucket_lines_offset != w.buckets || wh->session_lines_offset != w.sessions ||
+      wh->weights_offset != w.weights || short_of(weights_, wh->total_bytes)) {
+    return Damaged(path_ + "/weights", "does not belong to this job");
+  }
+  const contract::ReducedHeader* rh = reduced_header();
+  if (rh->magic != contract::kReducedMagic || rh->version != contract::kFormatVersion ||
+      rh->job_tag != job_tag_ || rh->timeline != timeline_ || rh->lines_offset != r.lines ||
+      rh->sums_offset != r.sums || rh->data_offset != r.data) {
+    return Damaged(path_ + "/reduced", "does not belong to this job");
+  }
+  for (uint64_t c = 0; c < layout.num_chunks(); ++c) {
+    const contract::ChunkHeader* h = chunk(c).header;
+    if (h->magic != contract::kChunkMagic || h->job_tag != job_tag_ || h->timeline != timeline_ ||
+        h->chunk != c || h->crc != Crc32c(h, offsetof(contract::ChunkHeader, applied))) {
+      return Damaged(path_ + "/state", absl::StrCat("has a damaged header at chunk ", c));
+    }
+  }
+  return absl::OkStatus();
 }
 
 ChunkView JobSegments::chunk(uint64_t index) const {

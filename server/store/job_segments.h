@@ -53,6 +53,15 @@ struct ChunkView {
   std::array<float*, 2> moment = {nullptr, nullptr};
 };
 
+class JobSegments;
+
+// What an earlier daemon left of a job.
+struct AdoptedJob {
+  std::unique_ptr<JobSegments> segments;
+  contract::Layout layout;
+  v1::JobConfig config;
+};
+
 // Owned by one job; the mappings live as long as the object.
 class JobSegments {
  public:
@@ -61,6 +70,11 @@ class JobSegments {
   static absl::StatusOr<std::unique_ptr<JobSegments>> Create(
       const StateDirectory& directory, const contract::Layout& layout, const JobSpec& spec,
       const std::function<void()>& before_rename);
+
+  // Maps the segments of a job that an earlier daemon left, after checking that they belong
+  // together, to this boot and to this version. DataLoss or FailedPrecondition says what does
+  // not fit; nothing is changed or removed.
+  static absl::StatusOr<AdoptedJob> Open(const StateDirectory& directory, const std::string& name);
 
   contract::JobHeader* header() const { return job_.at<contract::JobHeader>(0); }
   const Segment& job() const { return job_; }
@@ -92,6 +106,9 @@ class JobSegments {
 
  private:
   JobSegments() = default;
+  void Describe(const StateDirectory& directory, const contract::Layout& layout,
+                const JobSpec& spec);
+  absl::Status CheckSegments(const contract::Layout& layout) const;
   void InitialiseJob(const contract::Layout& layout, const JobSpec& spec);
   void InitialiseState(const contract::Layout& layout);
   void InitialiseReduced(const contract::Layout& layout);
@@ -103,6 +120,7 @@ class JobSegments {
   uint32_t chunk_elements_ = 0;
   int moments_ = 0;
   size_t record_bytes_ = 0;
+  uint32_t slots_ = 0;
   uint32_t session_lines_ = 0;
   kernels::DType reduced_dtype_ = kernels::DType::kFloat32;
   kernels::DType weight_dtype_ = kernels::DType::kFloat32;

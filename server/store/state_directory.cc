@@ -114,6 +114,19 @@ absl::StatusOr<uint64_t> StateDirectory::FreeBytes() const {
   return uint64_t{fs.f_bavail} * static_cast<uint64_t>(fs.f_bsize);
 }
 
+uint64_t StateDirectory::JobBytes() const {
+  uint64_t bytes = 0;
+  for (const std::string& job : JobNames()) {
+    for (const std::string& file : Entries(JobPath(job))) {
+      struct stat info {};
+      if (stat((JobPath(job) + "/" + file).c_str(), &info) == 0) {
+        bytes += static_cast<uint64_t>(info.st_size);
+      }
+    }
+  }
+  return bytes;
+}
+
 std::vector<std::string> StateDirectory::JobNames() const {
   std::vector<std::string> names = Entries(path_ + "/jobs");
   std::erase_if(names, [](const std::string& name) { return name.front() == '.'; });

@@ -25,6 +25,8 @@ class StateDirectory {
   uint64_t page_bytes() const { return page_bytes_; }
   // Free space of the file system now.
   absl::StatusOr<uint64_t> FreeBytes() const;
+  // What the files of all jobs here take.
+  uint64_t JobBytes() const;
   // Names of the jobs that lie here.
   std::vector<std::string> JobNames() const;
   std::string JobPath(const std::string& job) const { return path_ + "/jobs/" + job; }

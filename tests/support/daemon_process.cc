@@ -130,6 +130,10 @@ bool DaemonProcess::Alive() const {
 
 int DaemonProcess::Stop() {
   kill(pid_, SIGTERM);
+  return AwaitDeath();
+}
+
+int DaemonProcess::AwaitDeath() {
   int status = 0;
   waitpid(pid_, &status, 0);
   pid_ = -1;

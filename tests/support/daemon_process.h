@@ -42,6 +42,8 @@ class DaemonProcess {
   bool AwaitLog(const std::string& text) const;
   // SIGTERM and wait; returns the exit status as waitpid gives it. Once.
   int Stop();
+  // Waits for an end that the test has brought about; the status as waitpid gives it. Once.
+  int AwaitDeath();
   bool Alive() const;
 
   // Admin calls with a token of this process's own.
