@@ -254,7 +254,8 @@ class Session {
 
   // Leaves in good order. The job and its state stay with the daemon; but a private
   // daemon ends and the state with it: read what is to be kept before. (After a crash
-  // of the trainer a private daemon keeps the state for a day.)
+  // of the trainer a private daemon keeps the state for a day.) A step that EndStep ended is
+  // waited for; one that was begun and not ended is dropped.
   virtual absl::Status Close() = 0;
 };
 

@@ -208,6 +208,12 @@ absl::StatusOr<uint64_t> SessionImpl::ParameterApplied(size_t parameter) {
 absl::Status SessionImpl::Close() {
   std::unique_lock<std::shared_mutex> lock(verbs_);
   if (closed_) return absl::OkStatus();
+  if (ended_) {
+    // The others' step needs what this rank gave. When it does not come about, leaving is right.
+    Await([this] {
+      return parts_.segment->board().committed_step.load(std::memory_order_acquire) >= next_step_;
+    }).IgnoreError();
+  }
   absl::Status status = parts_.control->Close();
   if (!status.ok()) return status;
   closed_ = true;

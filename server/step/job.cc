@@ -185,7 +185,7 @@ bool Job::PollRings() {
   bool progress = false;
   for (size_t i = 0; i < members_.size(); ++i) {
     Member* member = members_[i].get();
-    if (member->evicted || member->ring == nullptr) continue;
+    if (!member->live() || member->ring == nullptr) continue;
     bool has_next = false;
     const Ring* ring = member->ring.get();
     if (env::RunGuarded([&] { has_next = ring->HasNext(); }) != nullptr) {
@@ -207,7 +207,7 @@ void Job::Sleep() {
   // after it rings.
   bool work = false;
   for (const auto& member : members_) {
-    if (member->evicted || member->ring == nullptr) continue;
+    if (!member->live() || member->ring == nullptr) continue;
     const Ring* ring = member->ring.get();
     env::RunGuarded([&] { work = work || ring->HasNext(); });
   }
@@ -351,6 +351,7 @@ void Job::Close(std::shared_ptr<Session> session, Callback<v1::CloseReply> done)
   Post([this, session, done] {
     if (Member* member = Find(session.get())) {
       session->closed = true;
+      Advance();  // its EndStep may have been the last that a step waited for
       if (member->live()) Leave(member, "closed");
     }
     done(v1::CloseReply());

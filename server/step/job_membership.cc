@@ -163,10 +163,10 @@ void Job::DoJoin(const Session* session, absl::Duration timeout, JoinCallback do
   if (member->join) {
     return done(absl::FailedPreconditionError("this session is waiting in Join already"));
   }
-  // A member of the running group that joins again has given up the step: a client
-  // does so only after the generation changed, and then running_group_ is false.
-  if (running_group_ && member->joined) {
-    BreakGroup(absl::StrCat("rank ", member->rank, " joined anew"));
+  // Whoever joins while a group runs is either one of it, which has given up the step, or
+  // the successor of a rank that had closed: the others cannot go on without it.
+  if (running_group_) {
+    BreakGroup(absl::StrCat("rank ", member->rank, member->joined ? " joined anew" : " came back"));
   }
   member->join = std::move(done);
   member->join_deadline = env_.now() + std::min(timeout, absl::Seconds(running_.join_seconds()));
@@ -257,15 +257,19 @@ void Job::Leave(Member* member, const std::string& how) {
         absl::StrCat("job ", name(), ": rank ", rank, " (pid ", member->session->pid, ") ", how));
   }
   if (how == "closed") {
+    // Its ring goes with it, so what it published of a step that is not decided goes too.
+    const bool amid_step = member->published > 0 || member->ended;
+    if (amid_step) BreakGroup(absl::StrCat("rank ", rank, " closed in the middle of a step"));
     member->closed = true;
     // A leaver in good order does not disturb the others, who may still read their
     // last decision. If they go on to another step, they regroup then.
     const bool any =
         std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
-    finished_.insert(rank);
+    if (!amid_step) finished_.insert(rank);
     if (!any) finished_.clear();
     if (!any && running_group_) BreakGroup("all ranks have closed");
     idle_since_ = env_.now();
+    if (any) TryForm();  // the others may have waited for this one alone
     return;
   }
   member->evicted = true;  // so that nobody counts it while the group is broken

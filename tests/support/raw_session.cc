@@ -15,6 +15,8 @@
 #include <functional>
 #include <span>
 
+#include "proto/contract/layout.h"
+
 namespace shardd::test {
 
 namespace {
@@ -147,10 +149,36 @@ grpc::Status RawSession::Join(v1::JoinReply* reply) {
   return status;
 }
 
+v1::EndStepRequest RawSession::MakeEndStep() const {
+  const v1::Hyperparameters& h = request_.config().groups(0).hyper();
+  v1::EndStepRequest request;
+  request.set_token(token_);
+  request.set_generation(joined_.generation());
+  request.set_step(board()->committed_step.load() + 1);
+  request.set_hyper_hash(contract::Hasher()
+                             .Add(h.lr())
+                             .Add(h.beta1())
+                             .Add(h.beta2())
+                             .Add(h.eps())
+                             .Add(h.weight_decay())
+                             .value());
+  request.add_slots();
+  if (request_.rank() == 0) *request.add_groups() = h;
+  return request;
+}
+
 grpc::Status RawSession::EndStep(const v1::EndStepRequest& request) {
   grpc::ClientContext context;
   v1::EndStepReply reply;
   return control_->EndStep(&context, request, &reply);
+}
+
+grpc::Status RawSession::Close() {
+  grpc::ClientContext context;
+  v1::CloseRequest request;
+  request.set_token(token_);
+  v1::CloseReply reply;
+  return control_->Close(&context, request, &reply);
 }
 
 void RawSession::Start(const std::string& job, uint64_t elements, uint32_t rank,
@@ -257,6 +285,10 @@ bool RawSession::AwaitReleased(uint64_t count) {
 bool RawSession::AwaitRefused() {
   const auto refused = static_cast<uint32_t>(contract::SessionState::kRefused);
   return Await(board(), [&] { return line()->state.load() == refused; });
+}
+
+bool RawSession::AwaitCommitted(uint64_t step) {
+  return Await(board(), [&] { return board()->committed_step.load() >= step; });
 }
 
 std::string RawSession::Refusal() {

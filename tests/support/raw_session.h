@@ -34,7 +34,10 @@ class RawSession {
   bool AttachRing(uint64_t data_bytes, int seals);
   bool AttachRing(uint64_t data_bytes);
   grpc::Status Join(v1::JoinReply* reply);
+  // A right EndStep of the step that the group is at.
+  v1::EndStepRequest MakeEndStep() const;
   grpc::Status EndStep(const v1::EndStepRequest& request);
+  grpc::Status Close();
   // Open, ring, Join, the upload of zeros by rank 0.
   void Start(const std::string& job, uint64_t elements, uint32_t rank, uint32_t world_size);
 
@@ -55,7 +58,9 @@ class RawSession {
   bool AwaitReleased(uint64_t count);
   // Waits until the board's line says that this session is refused.
   bool AwaitRefused();
-  // What SessionError tells.
+  // Waits until `step` is decided.
+  bool AwaitCommitted(uint64_t step);
+  // What SessionError tells: why this session was refused, or what it waits for.
   std::string Refusal();
 
   contract::RingHeader* ring() { return reinterpret_cast<contract::RingHeader*>(ring_); }
