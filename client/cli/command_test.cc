@@ -261,6 +261,14 @@ TEST_F(CommandTest, RunStartsAndEndsADaemonOfItsOwn) {
   EXPECT_THAT(out_, HasSubstr("[0] unix:" + runtime + "/shardd/shardd.sock\n"));
   EXPECT_THAT(err_, HasSubstr("started a daemon"));
   EXPECT_EQ(Run({"jobs"}), 1) << "it still answers";
+  // One that dies is started again for the rank that it took along.
+  EXPECT_EQ(Run({"run", "--max-restarts=1", "--", "sh", "-c", R"(
+                 [ $SHARDD_RESTART_COUNT = 1 ] && exit 0
+                 kill -9 $(sed -n 's/^pid //p' $XDG_RUNTIME_DIR/shardd/shardd.sock.flags)
+                 exit 1)"}),
+            0)
+      << err_;
+  EXPECT_NE(err_.find("started a daemon"), err_.rfind("started a daemon")) << err_;
   environment_.variables.erase("SHARDD_DAEMON_BINARY");
   EXPECT_EQ(Run({"run", "--", "true"}), 1);
   EXPECT_THAT(err_, HasSubstr("name its binary with SHARDD_DAEMON_BINARY"));

@@ -1,6 +1,7 @@
 // A process that answers on the attach socket --listen.socket=PATH as a daemon does.
-// Writes its flags to PATH.flags, and "ended" there on SIGTERM.
+// Writes its flags and "pid N" to PATH.flags, and "ended" there on SIGTERM.
 #include <signal.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string>
@@ -20,7 +21,7 @@ int main(int argc, char** argv) {
     flags += argument + "\n";
     if (argument.rfind("--listen.socket=", 0) == 0) socket = argument.substr(16);
   }
-  std::ofstream(socket + ".flags") << flags;
+  std::ofstream(socket + ".flags") << flags << "pid " << getpid() << "\n";
   shardd::cli::FakeAttachServer server(socket,
                                        shardd::cli::HelloAnswer(shardd::contract::kVersion));
   int signal;

@@ -172,9 +172,10 @@ void Group::OnEnd(uint32_t rank, int exit_code) {
   ++result.restarts;
   Note(absl::StrCat(text, ": starting it again (", result.restarts, " of ", options_.max_restarts,
                     ")"));
-  absl::Status started = Start(rank);
-  if (!started.ok()) {
-    Note(std::string(started.message()));
+  absl::Status ready = options_.before_restart ? options_.before_restart() : absl::OkStatus();
+  if (ready.ok()) ready = Start(rank);
+  if (!ready.ok()) {
+    Note(std::string(ready.message()));
     Fail(rank, exit_code);
   }
 }

@@ -28,6 +28,9 @@ struct LaunchOptions {
   std::string address;
   // What ranks that are told to end (SIGTERM) get before SIGKILL.
   absl::Duration grace = absl::Seconds(10);
+  // Called before a rank is started again: to see to what it needs (a daemon). An
+  // error is noted, and the rank has then failed for good.
+  std::function<absl::Status()> before_restart;
   // One line that a rank wrote, without its newline. Lines longer than 64 KiB come
   // in pieces; a last one without newline comes as it is.
   std::function<void(uint32_t rank, Stream stream, std::string_view line)> on_line;

@@ -1,5 +1,6 @@
 // shardctl run: a daemon if there is none, and the ranks of a job.
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
@@ -37,7 +38,8 @@ class RunCommand : public Command {
             "Without --address and SHARDD_ADDRESS, and where no daemon of the system or of your\n"
             "own runs, one is started for this command. It is ended after it unless it holds\n"
             "jobs: then the same command again goes on with them, and 'shardctl job delete'\n"
-            "gives their memory back.\n\n"
+            "gives their memory back. If it dies, it is started again with the next rank that\n"
+            "is, and takes up the jobs where they were.\n\n"
             "  shardctl run --ranks 2 --max-restarts 3 -- shardd-train --data texts --stage 2",
         .command_follows = true};
     return *spec;
@@ -58,11 +60,13 @@ class RunCommand : public Command {
     if (!daemon.ok()) return daemon.status();
     // It was only to see that the daemon answers: no session of ours.
     daemon->attach.reset();
-    if (daemon->started_pid != 0) {
-      Note(context, absl::StrCat("started a daemon, process ", daemon->started_pid, ", at ",
-                                 daemon->socket_path));
+    LaunchOptions options = MakeOptions(context, words, daemon->socket_path);
+    if (daemon->started_pid != 0) SayStarted(context, *daemon);
+    // This user's own daemon has no other supervisor.
+    if (daemon->socket_path.starts_with(PrivateDirectory(context.environment) + "/")) {
+      options.before_restart = [&] { return RestartDaemon(context, &*daemon); };
     }
-    absl::StatusOr<LaunchResult> result = Launch(MakeOptions(context, words, daemon->socket_path));
+    absl::StatusOr<LaunchResult> result = Launch(options);
     if (!keep_ && daemon->started_pid != 0 && !HoldsJobs(context, *daemon)) {
       contract::UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, daemon->started_pid, 0)));
       absl::Status ended = EndDaemon(pidfd, daemon->started_pid, kDaemonEnd);
@@ -82,6 +86,10 @@ class RunCommand : public Command {
         AttachConnection::Connect(address->socket, absl::Now() + context.connect_timeout);
     if (attach.ok()) return DaemonInDirectory{address->socket, *std::move(attach), 0};
     if (address->explicit_choice || !absl::IsUnavailable(attach.status())) return attach.status();
+    return StartDaemon(environment);
+  }
+
+  absl::StatusOr<DaemonInDirectory> StartDaemon(const Environment& environment) const {
     absl::StatusOr<std::string> binary = DaemonBinary(environment);
     if (!binary.ok()) return binary.status();
     DaemonStart start;
@@ -91,6 +99,22 @@ class RunCommand : public Command {
     absl::Status made = MakePrivateDirectory(start.directory);
     if (!made.ok()) return made;
     return AttachOrStartDaemon(start);
+  }
+
+  static void SayStarted(const Context& context, const DaemonInDirectory& daemon) {
+    Note(context, absl::StrCat("started a daemon, process ", daemon.started_pid, ", at ",
+                               daemon.socket_path));
+  }
+
+  // Starts a daemon in place of the user's own if that has died: it takes up the jobs' state.
+  absl::Status RestartDaemon(const Context& context, DaemonInDirectory* daemon) {
+    absl::StatusOr<DaemonInDirectory> now = StartDaemon(context.environment);
+    if (!now.ok()) return now.status();
+    if (now->started_pid == 0) return absl::OkStatus();
+    if (daemon->started_pid != 0) waitpid(daemon->started_pid, nullptr, WNOHANG);
+    daemon->started_pid = now->started_pid;
+    SayStarted(context, *daemon);
+    return absl::OkStatus();
   }
 
   // Whether ending the daemon would cut off somebody's state; says so for each job.
