@@ -249,6 +249,7 @@ void JobRegistry::Delete(const std::string& name, bool force,
       }
       job->Stop();
       const absl::Status removed = store::RemoveJobDirectory(directory_->JobPath(name));
+      job.reset();  // its memory is free when this is told
       environment_.log(absl::StrCat("job ", name, ": deleted"));
       if (!removed.ok()) return done(removed);
       done(reply);

@@ -1,5 +1,7 @@
 // Memory, limits and permissions.
 #include <grp.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -11,6 +13,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 
 #include "tests/support/daemon_process.h"
 #include "tests/support/rank_process.h"
@@ -179,6 +182,25 @@ TEST(ResourceCases, SecondDaemonOnTheSameStateDirectoryIsRefused) {
   TempDir unused;
   EXPECT_TRUE(daemon.Alive());
   EXPECT_EQ(daemon.Info().sessions(), 1u);
+}
+
+// What a Kubernetes gRPC probe calls: grpc.health.v1.Health/Check of the whole server.
+TEST(ResourceCases, AnswersHealthChecks) {
+  DaemonProcess daemon;
+  grpc::GenericStub stub(
+      grpc::CreateChannel("unix:" + daemon.socket(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  const grpc::Slice nothing("", size_t{0});
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer reply;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &reply,
+                 [&](grpc::Status status) { done.set_value(std::move(status)); });
+  const grpc::Status status = done.get_future().get();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  grpc::Slice slice;
+  ASSERT_TRUE(reply.DumpToSingleSlice(&slice).ok());
+  EXPECT_EQ(std::string(slice.begin(), slice.end()), "\x08\x01");  // status: SERVING
 }
 
 TEST(ResourceCases, StateDirectoryThatIsNotTmpfsIsRefused) {
