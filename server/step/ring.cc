@@ -96,9 +96,12 @@ uint64_t Ring::heartbeat() const {
 absl::StatusOr<bool> Ring::Next(contract::Descriptor* out) {
   const uint64_t head = this->head();
   if (head == consumed_) return false;
-  if (head - released_ > entries_) {
-    return absl::OutOfRangeError(absl::StrCat("the ring's queue of ", entries_, " descriptors has ",
-                                              head - released_, " outstanding ones"));
+  // Modulo 2^64: a head behind what was consumed is one that is far too large.
+  const uint64_t outstanding = consumed_ - released_;
+  if (head - consumed_ > entries_ - outstanding) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "the ring's head is ", head, " after ", consumed_, " descriptors were read, ", outstanding,
+        " of them outstanding; it may neither go back nor run ahead of its queue of ", entries_));
   }
   const std::byte* at =
       base_ + contract::kSegmentPage + (consumed_ & (entries_ - 1)) * sizeof(contract::Descriptor);

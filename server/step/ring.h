@@ -34,8 +34,8 @@ class Ring {
 
   // Whether there is a descriptor that Next has not returned.
   bool HasNext() const { return head() != consumed_; }
-  // Copies the next descriptor. False: none. OutOfRange when head has run ahead of what fits:
-  // the worker wrote more than the queue holds.
+  // Copies the next descriptor. False: none. OutOfRange when head has run ahead of what fits
+  // (the worker wrote more than the queue holds) or has gone back.
   absl::StatusOr<bool> Next(contract::Descriptor* out);
   // Where a checked descriptor's data lies.
   const std::byte* data(uint64_t offset) const { return base_ + data_offset_ + offset; }
