@@ -1,13 +1,8 @@
 // The slot-tree reduction over a lane type; included inside each CPU namespace,
-// as adamw-inl.h is. Needs kernels/reduce_plan.h and <memory>, <vector>.
+// as adamw-inl.h is. Needs kernels/reduce_plan.h, <cstring>, <limits> and <type_traits>.
 //
 // A tile of every input is folded before the next tile is begun, so that partial
 // sums stay in the L1 cache.
-
-// Elements per tile; divides kBlockElements. A tile of each of 16 bf16 inputs and
-// of 4 scratch rows fits in 32 KiB.
-inline constexpr size_t kTileElements = 512;
-static_assert(kBlockElements % kTileElements == 0 && kTileElements % 32 == 0);
 
 // How far ahead inputs are asked for: with many of them the hardware's prefetchers
 // lose track.
@@ -162,13 +157,13 @@ class Reduction {
  public:
   using BlockSums = typename Lane::BlockSums;
 
-  Reduction(const ReducePlan& plan, std::span<const ReduceInput> inputs, DType out_dtype)
-      : plan_(plan), inputs_(inputs), out_dtype_(out_dtype) {
-    const size_t bytes = plan.scratch_rows * kTileElements * sizeof(float);
-    scratch_storage_.resize(bytes + 64);
-    const uintptr_t address = reinterpret_cast<uintptr_t>(scratch_storage_.data());
-    scratch_ = reinterpret_cast<float*>((address + 63) / 64 * 64);
-  }
+  Reduction(const ReducePlan& plan, std::span<const ReduceInput> inputs, DType out_dtype,
+            ReduceWorkspace* workspace)
+      : plan_(plan),
+        inputs_(inputs),
+        out_dtype_(out_dtype),
+        workspace_(workspace),
+        scratch_(workspace->scratch()) {}
 
   // Folds elements first .. first + n - 1 of the inputs (n at most a block) into
   // out[0 .. n - 1].
@@ -278,33 +273,30 @@ class Reduction {
   // A tile of n < 32 elements, by way of zero-padded copies: nothing beyond the
   // inputs is read, and zeros change no statistic.
   void PaddedTile(size_t first, size_t n, void* out, BlockSums* sums) {
-    struct alignas(64) Padded {
-      float values[32] = {};
-    };
-    std::vector<Padded> rows(inputs_.size());
-    std::vector<ReduceInput> inputs(inputs_.begin(), inputs_.end());
-    for (size_t k = 0; k < inputs.size(); ++k) {
-      const size_t size = DTypeSize(inputs[k].dtype);
-      std::memcpy(rows[k].values, static_cast<const char*>(inputs[k].data) + first * size,
-                  n * size);
-      inputs[k].data = rows[k].values;
+    for (size_t k = 0; k < inputs_.size(); ++k) {
+      ReduceWorkspace::PaddedRow& row = workspace_->padded_rows()[k];
+      row = {};
+      const size_t size = DTypeSize(inputs_[k].dtype);
+      std::memcpy(row.values, static_cast<const char*>(inputs_[k].data) + first * size, n * size);
     }
-    Padded padded_out;
-    Tile<false>(inputs, 0, 32, padded_out.values, sums);
+    ReduceWorkspace::PaddedRow padded_out;
+    Tile<false>(workspace_->padded_inputs(), 0, 32, padded_out.values, sums);
     std::memcpy(out, padded_out.values, n * DTypeSize(out_dtype_));
   }
 
   const ReducePlan& plan_;
   std::span<const ReduceInput> inputs_;
   DType out_dtype_;
-  std::vector<char> scratch_storage_;
+  ReduceWorkspace* workspace_;
   float* scratch_;
 };
 
+// Owns nothing and allocates nothing: see Reducer.
 template <class Lane, bool kStream>
 void ReduceBlocks(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,
-                  void* out, DType out_dtype, BlockStats* stats) {
-  Reduction<Lane, kStream> reduction(plan, inputs, out_dtype);
+                  void* out, DType out_dtype, BlockStats* stats, ReduceWorkspace* workspace) {
+  Reduction<Lane, kStream> reduction(plan, inputs, out_dtype, workspace);
+  static_assert(std::is_trivially_destructible_v<decltype(reduction)>);
   for (size_t i = 0; i < count; i += kBlockElements) {
     const size_t n = count - i < kBlockElements ? count - i : kBlockElements;
     const BlockStats block =

@@ -71,10 +71,31 @@ size_t FindNonFiniteBits(const void* data, size_t count, Bits exponent, Bits mag
 
 }  // namespace
 
+struct Reducer::Parts {
+  Parts(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs)
+      : isa(isa),
+        inputs(inputs.begin(), inputs.end()),
+        plan(MakePlan(program, inputs)),
+        workspace(plan, inputs) {}
+  const Isa isa;
+  const std::vector<ReduceInput> inputs;
+  const ReducePlan plan;
+  ReduceWorkspace workspace;
+};
+
+Reducer::Reducer(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs)
+    : parts_(std::make_unique<Parts>(isa, program, inputs)) {}
+
+Reducer::~Reducer() = default;
+
+void Reducer::Run(size_t count, void* out, DType out_dtype, BlockStats* stats) {
+  SHARDD_FOR_ISA(parts_->isa, ReduceElements)
+  (parts_->plan, parts_->inputs, count, out, out_dtype, stats, &parts_->workspace);
+}
+
 void Reduce(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs,
             size_t count, void* out, DType out_dtype, BlockStats* stats) {
-  SHARDD_FOR_ISA(isa, ReduceElements)
-  (MakePlan(program, inputs), inputs, count, out, out_dtype, stats);
+  Reducer(isa, program, inputs).Run(count, out, out_dtype, stats);
 }
 
 void AddNodes(Isa isa, const ReduceInput& a, const ReduceInput& b, size_t count, float* out) {

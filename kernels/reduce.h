@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -58,6 +59,24 @@ bool SlotTreeProgram(uint32_t slots, std::span<const SlotRange> nodes, ReducePro
 // stats[(count + 4095) / 4096] is written. Thread-safe on disjoint outputs.
 void Reduce(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs,
             size_t count, void* out, DType out_dtype, BlockStats* stats);
+
+// Reduce in two parts. The constructor allocates all that Run needs; Run allocates
+// nothing and holds nothing, so that it may be left by longjmp when an input can no
+// longer be read. One thread at a time. The inputs' data must outlive it.
+class Reducer {
+ public:
+  Reducer(Isa isa, const ReduceProgram& program, std::span<const ReduceInput> inputs);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // As Reduce. May be called again, after one that was left half-way too.
+  void Run(size_t count, void* out, DType out_dtype, BlockStats* stats);
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
 
 // out[i] = a[i] + b[i] in fp32, flushed: one addition of the tree, for a worker
 // that adds its own slots before publishing. out may be a or b when those are fp32.

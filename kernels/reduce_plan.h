@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "kernels/reduce.h"
 
 namespace shardd::kernels {
 
@@ -31,6 +34,43 @@ inline constexpr uint32_t kMaxFullLeaves = 8;
 struct ReducePlan {
   std::vector<ReduceAddition> additions;
   size_t scratch_rows = 0;
+};
+
+// Elements per tile; divides kBlockElements. A tile of each of 16 bf16 inputs and
+// of 4 scratch rows fits in 32 KiB.
+inline constexpr size_t kTileElements = 512;
+static_assert(kBlockElements % kTileElements == 0 && kTileElements % 32 == 0);
+
+// The memory in which a plan is executed, made before it: the execution allocates nothing.
+class ReduceWorkspace {
+ public:
+  // The last elements of an input, which do not fill a vector, and zeros.
+  struct alignas(64) PaddedRow {
+    float values[32];
+  };
+
+  ReduceWorkspace(const ReducePlan& plan, std::span<const ReduceInput> inputs)
+      : scratch_storage_(plan.scratch_rows * kTileElements + 64 / sizeof(float)),
+        padded_rows_(inputs.size()),
+        padded_inputs_(inputs.begin(), inputs.end()) {
+    const auto address = reinterpret_cast<uintptr_t>(scratch_storage_.data());
+    scratch_ = scratch_storage_.data() + (64 - address % 64) % 64 / sizeof(float);
+    for (size_t k = 0; k < inputs.size(); ++k) padded_inputs_[k].data = padded_rows_[k].values;
+  }
+  ReduceWorkspace(const ReduceWorkspace&) = delete;
+  ReduceWorkspace& operator=(const ReduceWorkspace&) = delete;
+
+  // Rows of kTileElements, one after the other, aligned to 64 bytes.
+  float* scratch() const { return scratch_; }
+  // One per input, and the inputs as found in them.
+  std::span<PaddedRow> padded_rows() { return padded_rows_; }
+  std::span<const ReduceInput> padded_inputs() const { return padded_inputs_; }
+
+ private:
+  std::vector<float> scratch_storage_;
+  float* scratch_;
+  std::vector<PaddedRow> padded_rows_;
+  std::vector<ReduceInput> padded_inputs_;
 };
 
 }  // namespace shardd::kernels

@@ -1,6 +1,6 @@
 #include <cstring>
 #include <limits>
-#include <vector>
+#include <type_traits>
 
 #include "kernels/scalar_lane.h"
 #include "kernels/targets.h"
@@ -12,8 +12,8 @@ namespace shardd::kernels::scalar {
 #include "kernels/reduce-inl.h"
 
 void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,
-                    void* out, DType out_dtype, BlockStats* stats) {
-  ReduceBlocks<ScalarLane, false>(plan, inputs, count, out, out_dtype, stats);
+                    void* out, DType out_dtype, BlockStats* stats, ReduceWorkspace* workspace) {
+  ReduceBlocks<ScalarLane, false>(plan, inputs, count, out, out_dtype, stats, workspace);
 }
 
 void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out) {

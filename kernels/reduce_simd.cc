@@ -10,7 +10,7 @@
 
 #include <cstring>
 #include <limits>
-#include <vector>
+#include <type_traits>
 
 #include "kernels/float_bits.h"
 #include "kernels/targets.h"
@@ -26,12 +26,12 @@ namespace shardd::kernels::HWY_NAMESPACE {
 #include "kernels/reduce-inl.h"
 
 void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,
-                    void* out, DType out_dtype, BlockStats* stats) {
+                    void* out, DType out_dtype, BlockStats* stats, ReduceWorkspace* workspace) {
   if (out_dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(out) % 64 == 0) {
-    ReduceBlocks<SimdEvenOddLane, true>(plan, inputs, count, out, out_dtype, stats);
+    ReduceBlocks<SimdEvenOddLane, true>(plan, inputs, count, out, out_dtype, stats, workspace);
     hwy::FlushStream();
   } else {
-    ReduceBlocks<SimdEvenOddLane, false>(plan, inputs, count, out, out_dtype, stats);
+    ReduceBlocks<SimdEvenOddLane, false>(plan, inputs, count, out, out_dtype, stats, workspace);
   }
 }
 

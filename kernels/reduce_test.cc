@@ -296,6 +296,26 @@ TEST_P(ReduceOnIsa, SquaresDoNotOverflow) {
   EXPECT_NEAR(stats.sum_squares / (100 * 9e76), 1.0, 1e-6);
 }
 
+// What an earlier run left in its memory does not show: nor a longer tail of its inputs.
+TEST_P(ReduceOnIsa, AReducerRunsAgain) {
+  const DType dtype = DType::kBFloat16;
+  const auto leaves = Leaves(5, dtype, 4096 + 31, 9);
+  const std::vector<float> expected = NaiveSum(leaves, dtype);
+  const Published published = Publish(GetParam(), leaves, dtype, 3);
+  ReduceProgram program;
+  ASSERT_TRUE(SlotTreeProgram(5, published.nodes, &program));
+  Reducer reducer(GetParam(), program, published.inputs);
+  for (const size_t count : {size_t{4096 + 31}, size_t{1}, size_t{4096 + 3}, size_t{512}}) {
+    std::vector<float> sum(count);
+    std::vector<BlockStats> stats((count + kBlockElements - 1) / kBlockElements);
+    reducer.Run(count, sum.data(), DType::kFloat32, stats.data());
+    const std::vector<float> first(expected.begin(),
+                                   expected.begin() + static_cast<ptrdiff_t>(count));
+    ASSERT_TRUE(SameBits(first, sum.data())) << count;
+    ASSERT_TRUE(SameStats(NaiveStats(first), stats)) << count;
+  }
+}
+
 std::string Name(const testing::TestParamInfo<Isa>& info) { return IsaName(info.param); }
 INSTANTIATE_TEST_SUITE_P(All, ReduceOnIsa, testing::ValuesIn(SupportedIsas()), Name);
 

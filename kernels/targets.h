@@ -14,13 +14,13 @@
 #include "kernels/reduce.h"
 #include "kernels/reduce_plan.h"
 
-#define SHARDD_DECLARE_TARGET_FUNCTIONS                                                          \
-  void UpdateAdamW(const UpdateRun& run);                                                        \
-  void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count, \
-                      void* out, DType out_dtype, BlockStats* stats);                            \
-  void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out);        \
-  void MasterToWeightElements(const float* master, size_t count, void* weight, DType dtype);     \
-  void Fp32ToGradElements(const float* in, size_t count, void* out, DType dtype);                \
+#define SHARDD_DECLARE_TARGET_FUNCTIONS                                                           \
+  void UpdateAdamW(const UpdateRun& run);                                                         \
+  void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,  \
+                      void* out, DType out_dtype, BlockStats* stats, ReduceWorkspace* workspace); \
+  void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out);         \
+  void MasterToWeightElements(const float* master, size_t count, void* weight, DType dtype);      \
+  void Fp32ToGradElements(const float* in, size_t count, void* out, DType dtype);                 \
   void ToFp32Elements(const void* in, DType dtype, size_t count, float* out);
 
 namespace shardd::kernels {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "server/env/fault_guard.h"
@@ -75,10 +74,11 @@ absl::StatusOr<std::vector<Contribution>> BucketSums::Fold(uint64_t bucket, uint
     for (const Contribution& c : b.nodes) {
       inputs.push_back({c.data + begin * kernels::DTypeSize(c.dtype), c.dtype});
     }
-    const std::span<const kernels::ReduceInput> view(inputs);
+    // What it allocates must be outside of the guard, or a fault would leak it.
+    kernels::Reducer reducer(isa_, program, inputs);
     const void* at = env::RunGuarded([&] {
-      kernels::Reduce(isa_, program, view, count, segments_->reduced(range.begin + begin),
-                      segments_->reduced_dtype(), stats.data() + begin / kBlockElements);
+      reducer.Run(count, segments_->reduced(range.begin + begin), segments_->reduced_dtype(),
+                  stats.data() + begin / kBlockElements);
     });
     if (at != nullptr) fault.store(at);
   });
