@@ -29,6 +29,10 @@ absl::Status CheckPlace(const v1::OpenRequest& request) {
   return absl::OkStatus();
 }
 
+absl::Status OpenedBefore() {
+  return absl::FailedPreconditionError("this session has opened a job before");
+}
+
 uint64_t RandomU64() {
   uint64_t value = 0;
   while (value == 0 && getrandom(&value, sizeof(value), 0) < 0) {
@@ -49,6 +53,7 @@ JobRegistry::JobRegistry(const step::JobEnvironment& environment,
 
 JobRegistry::~JobRegistry() {
   tasks_.Stop();
+  heavy_.Stop();
   StopAll();
 }
 
@@ -95,25 +100,91 @@ std::shared_ptr<step::Job> JobRegistry::Lookup(const std::string& name) const {
 }
 
 void JobRegistry::Open(std::shared_ptr<step::Session> session, v1::OpenRequest request,
-                       std::function<void(absl::StatusOr<v1::OpenReply>)> done) {
+                       OpenCallback done) {
   auto shared = std::make_shared<v1::OpenRequest>(std::move(request));
-  tasks_.Post([this, session, shared, done] {
-    bool created = false;
-    absl::StatusOr<std::shared_ptr<step::Job>> job = FindOrCreate(*session, shared.get(), &created);
-    if (!job.ok()) return done(job.status());
-    {
-      std::lock_guard lock(session->mutex);
-      if (session->job.lock() != nullptr) {
-        return done(absl::FailedPreconditionError("this session has opened a job before"));
-      }
-      session->job = *job;
+  tasks_.Post([this, session, shared, done] { TryOpen(session, shared, done); });
+}
+
+void JobRegistry::TryOpen(const std::shared_ptr<step::Session>& session,
+                          const std::shared_ptr<v1::OpenRequest>& request,
+                          const OpenCallback& done) {
+  if (session->GetJob() != nullptr) return done(OpenedBefore());
+  if (absl::Status status = CompleteJobConfig(request->mutable_config()); !status.ok()) {
+    return done(status);
+  }
+  if (absl::Status status = CheckPlace(*request); !status.ok()) return done(status);
+  absl::StatusOr<contract::Layout> layout = MakeLayout(*request);
+  if (!layout.ok()) return done(layout.status());
+  request->mutable_config()->set_chunk_elements(layout->chunk_elements());
+  request->mutable_config()->set_bucket_elements(layout->bucket_elements());
+  const std::string name = request->config().name();
+  std::shared_ptr<step::Job> job;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto busy = busy_.find(name); busy != busy_.end()) {
+      busy->second.push_back([=, this] { TryOpen(session, request, done); });
+      return;
     }
-    (*job)->Open(session, shared->rank(), shared->world_size(), shared->config(), created,
-                 [this, session, done](absl::StatusOr<v1::OpenReply> reply) {
-                   if (!reply.ok()) DetachFromJob(session);
-                   done(std::move(reply));
-                 });
+    if (const auto it = jobs_.find(name); it != jobs_.end()) job = it->second;
+    if (job == nullptr && request->resume() != v1::RESUME_MUST) busy_[name];
+  }
+  if (job != nullptr) {
+    absl::Status status = CheckAttach(*job, *session, request.get(), *layout);
+    return status.ok() ? Attach(job, session, request, false, done) : done(status);
+  }
+  if (request->resume() == v1::RESUME_MUST) {
+    return done(absl::NotFoundError(
+        absl::StrCat("there is no job '", name,
+                     "' to resume; check the name, or allow a fresh start (resume = auto)")));
+  }
+  auto shared_layout = std::make_shared<contract::Layout>(*std::move(layout));
+  heavy_.Post([this, session, request, done, name, shared_layout] {
+    absl::StatusOr<std::shared_ptr<step::Job>> made =
+        Create(*session, *request, std::move(*shared_layout));
+    std::deque<std::function<void()>> waiting = EndBusy(name, made.ok() ? *made : nullptr);
+    if (made.ok()) {
+      Attach(*made, session, request, true, done);
+    } else {
+      done(made.status());
+    }
+    for (auto& task : waiting) tasks_.Post(std::move(task));
   });
+}
+
+std::deque<std::function<void()>> JobRegistry::EndBusy(const std::string& name,
+                                                       std::shared_ptr<step::Job> job) {
+  std::lock_guard lock(mutex_);
+  std::deque<std::function<void()>> waiting = std::move(busy_[name]);
+  busy_.erase(name);
+  if (job != nullptr) jobs_[name] = std::move(job);
+  return waiting;
+}
+
+void JobRegistry::Attach(const std::shared_ptr<step::Job>& job,
+                         const std::shared_ptr<step::Session>& session,
+                         const std::shared_ptr<v1::OpenRequest>& request, bool created,
+                         const OpenCallback& done) {
+  bool opened_before = false;
+  {
+    std::lock_guard lock(session->mutex);
+    opened_before = session->job.lock() != nullptr;
+    if (!opened_before) session->job = job;
+  }
+  if (opened_before) {
+    if (created) Delete(job->name(), false, [](absl::StatusOr<v1::DeleteJobReply>) {});
+    return done(OpenedBefore());
+  }
+  job->Open(session, request->rank(), request->world_size(), request->config(), created,
+            [this, session, request, done](absl::StatusOr<v1::OpenReply> reply) {
+              if (reply.ok()) return done(std::move(reply));
+              DetachFromJob(session);
+              // The job was deleted meanwhile (abandoned by others that had not finished
+              // uploading, or by an operator). Its name is busy or free by now.
+              if (absl::IsNotFound(reply.status())) {
+                return tasks_.Post([=, this] { TryOpen(session, request, done); });
+              }
+              done(std::move(reply));
+            });
 }
 
 // After an Open that failed: the attach socket minds the session again, unless
@@ -125,32 +196,6 @@ void JobRegistry::DetachFromJob(const std::shared_ptr<step::Session>& session) {
   }
   pollfd connection{session->socket.get(), POLLRDHUP, 0};
   if (poll(&connection, 1, 0) == 1) environment_.on_session_end(session);
-}
-
-absl::StatusOr<std::shared_ptr<step::Job>> JobRegistry::FindOrCreate(const step::Session& session,
-                                                                     v1::OpenRequest* request,
-                                                                     bool* created) {
-  if (absl::Status status = CompleteJobConfig(request->mutable_config()); !status.ok())
-    return status;
-  if (absl::Status status = CheckPlace(*request); !status.ok()) return status;
-  absl::StatusOr<contract::Layout> layout = MakeLayout(*request);
-  if (!layout.ok()) return layout.status();
-  request->mutable_config()->set_chunk_elements(layout->chunk_elements());
-  request->mutable_config()->set_bucket_elements(layout->bucket_elements());
-  const std::string& name = request->config().name();
-  if (std::shared_ptr<step::Job> job = Lookup(name)) {
-    if (absl::Status status = CheckAttach(*job, session, request, *layout); !status.ok()) {
-      return status;
-    }
-    return job;
-  }
-  if (request->resume() == v1::RESUME_MUST) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no job '", name,
-                     "' to resume; check the name, or allow a fresh start (resume = auto)"));
-  }
-  *created = true;
-  return Create(session, *request, *std::move(layout));
 }
 
 absl::Status JobRegistry::CheckAttach(const step::Job& job, const step::Session& session,
@@ -186,7 +231,7 @@ absl::StatusOr<std::shared_ptr<step::Job>> JobRegistry::Create(const step::Sessi
   const std::string& name = request.config().name();
   {
     std::lock_guard lock(mutex_);
-    if (jobs_.size() >= max_jobs_) {
+    if (jobs_.size() + busy_.size() > max_jobs_) {  // this one is among the busy
       return absl::ResourceExhaustedError(
           absl::StrCat("the daemon has ", jobs_.size(), " jobs (limits.jobs); delete some"));
     }
@@ -226,8 +271,6 @@ absl::StatusOr<std::shared_ptr<step::Job>> JobRegistry::Create(const step::Sessi
   environment_.log(absl::StrCat("job ", name, ": created for uid ", session.uid, ", ",
                                 job->layout().trainable_elements(), " elements, ", bytes,
                                 " bytes"));
-  std::lock_guard lock(mutex_);
-  jobs_[name] = job;
   return job;
 }
 
@@ -246,13 +289,17 @@ void JobRegistry::Delete(const std::string& name, bool force,
         if (it == jobs_.end()) return done(reply);
         job = std::move(it->second);
         jobs_.erase(it);
+        busy_[name];
       }
-      job->Stop();
-      const absl::Status removed = store::RemoveJobDirectory(directory_->JobPath(name));
-      job.reset();  // its memory is free when this is told
-      environment_.log(absl::StrCat("job ", name, ": deleted"));
-      if (!removed.ok()) return done(removed);
-      done(reply);
+      heavy_.Post([this, name, done, reply, job = std::move(job)]() mutable {
+        job->Stop();
+        const absl::Status removed = store::RemoveJobDirectory(directory_->JobPath(name));
+        job.reset();  // its memory is free when this is told
+        environment_.log(absl::StrCat("job ", name, ": deleted"));
+        for (auto& task : EndBusy(name, nullptr)) tasks_.Post(std::move(task));
+        if (!removed.ok()) return done(removed);
+        done(reply);
+      });
     });
   });
 }

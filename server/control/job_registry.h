@@ -2,6 +2,7 @@
 #ifndef SHARDD_SERVER_CONTROL_JOB_REGISTRY_H_
 #define SHARDD_SERVER_CONTROL_JOB_REGISTRY_H_
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,10 +19,13 @@
 
 namespace shardd::control {
 
-// Thread-safe. Creation and deletion touch much memory and run one after the
-// other on a thread of their own.
+// Thread-safe. Creation and deletion touch much memory: they run on threads of their own, so
+// that nobody's attaching waits for another's. While a name is made or removed, what else is
+// wanted of it waits.
 class JobRegistry {
  public:
+  using OpenCallback = std::function<void(absl::StatusOr<v1::OpenReply>)>;
+
   JobRegistry(const step::JobEnvironment& environment, const store::StateDirectory* directory,
               env::Budget* budget, size_t max_jobs);
   ~JobRegistry();
@@ -30,8 +34,7 @@ class JobRegistry {
   // connect. One that cannot be is left untouched and said in the log; its name is not free.
   void AdoptAll();
   // Serves Control.Open. The callback may come from any thread.
-  void Open(std::shared_ptr<step::Session> session, v1::OpenRequest request,
-            std::function<void(absl::StatusOr<v1::OpenReply>)> done);
+  void Open(std::shared_ptr<step::Session> session, v1::OpenRequest request, OpenCallback done);
   // Deletes a job and all of its state. The caller has checked that it may.
   void Delete(const std::string& name, bool force,
               std::function<void(absl::StatusOr<v1::DeleteJobReply>)> done);
@@ -44,8 +47,14 @@ class JobRegistry {
   void StopAll();
 
  private:
-  absl::StatusOr<std::shared_ptr<step::Job>> FindOrCreate(const step::Session& session,
-                                                          v1::OpenRequest* request, bool* created);
+  void TryOpen(const std::shared_ptr<step::Session>& session,
+               const std::shared_ptr<v1::OpenRequest>& request, const OpenCallback& done);
+  void Attach(const std::shared_ptr<step::Job>& job, const std::shared_ptr<step::Session>& session,
+              const std::shared_ptr<v1::OpenRequest>& request, bool created,
+              const OpenCallback& done);
+  // The name is free again, or that of `job`; returns what waited for it.
+  std::deque<std::function<void()>> EndBusy(const std::string& name,
+                                            std::shared_ptr<step::Job> job);
   absl::StatusOr<std::shared_ptr<step::Job>> Create(const step::Session& session,
                                                     const v1::OpenRequest& request,
                                                     contract::Layout layout);
@@ -61,7 +70,10 @@ class JobRegistry {
   const size_t max_jobs_;
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<step::Job>> jobs_;  // under mutex_
-  env::TaskQueue tasks_{1};                                 // last: its thread uses the rest
+  // Names whose job is being made or removed, and what waits for that; under mutex_.
+  std::map<std::string, std::deque<std::function<void()>>> busy_;
+  env::TaskQueue heavy_{4};  // creation and removal
+  env::TaskQueue tasks_{1};  // all else; last: its thread uses the rest
 };
 
 }  // namespace shardd::control

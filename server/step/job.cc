@@ -131,9 +131,16 @@ void Job::Stop() {
   } else {
     thread_.join();
   }
-  std::lock_guard lock(mutex_);
-  ended_ = true;
-  commands_.clear();
+  std::deque<std::function<void()>> left;
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    left.swap(commands_);
+  }
+  // A deleted job says so to whoever still asks.
+  for (const auto& command : left) {
+    if (deleted_) command();
+  }
   for (const auto& member : members_) {
     member->join = nullptr;
     env_.on_session_end(member->session);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/str_cat.h"
 #include "server/step/job.h"
@@ -55,9 +56,12 @@ bool Job::Lapsed(const Member& member) const { return member.lapses >= 2; }
 
 absl::Status Job::MakeRoom(uint32_t rank, uint32_t world_size) {
   if (Member* holder = AtRank(rank)) {
-    pollfd process{holder->session->pidfd.get(), POLLIN, 0};
-    if (poll(&process, 1, 0) == 1) {
-      Leave(holder, "died");
+    // Its end may be known before its event is looked at: a process that opens a job again
+    // has closed its first connection before.
+    std::array<pollfd, 2> ends = {pollfd{holder->session->pidfd.get(), POLLIN, 0},
+                                  pollfd{holder->session->socket.get(), POLLRDHUP, 0}};
+    if (poll(ends.data(), ends.size(), 0) > 0) {
+      Leave(holder, ends[0].revents != 0 ? "died" : "hung up");
     } else if (Lapsed(*holder)) {
       Refuse(holder, absl::AbortedError(absl::StrCat(
                          "rank ", rank, " of job '", name(),

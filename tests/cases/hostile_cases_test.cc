@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "tests/support/daemon_process.h"
@@ -188,6 +189,43 @@ TEST_F(HostileCases, AnotherUsersTokenAndNoToken) {
   EXPECT_EQ(raw.Open(request).error_code(), grpc::StatusCode::UNAUTHENTICATED);
   request.set_token("");
   EXPECT_EQ(raw.Open(request).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+}
+
+// Whoever makes a job of a terabyte keeps nobody from attaching, creating or deleting.
+TEST_F(HostileCases, CreationThatTakesLongStallsNobodyElse) {
+  RawSession quick(daemon_.socket());
+  quick.Start("there", 100, 0, 1);
+  daemon_.ArmFailpoint("job.create.before_rename", "wait");
+  RawSession slow(daemon_.socket());
+  auto creating =
+      std::async(std::launch::async, [&] { return slow.Open(slow.MakeOpen("slow", 100, 0, 2)); });
+  daemon_.AwaitFailpoint("job.create.before_rename");
+  // Another rank of the one that is being made waits for it; the rest goes on.
+  RawSession second(daemon_.socket());
+  auto waiting = std::async(std::launch::async,
+                            [&] { return second.Open(second.MakeOpen("slow", 100, 1, 2)); });
+  {
+    RawSession other(daemon_.socket());
+    EXPECT_EQ(other.Open(other.MakeOpen("there", 100, 0, 1)).error_code(),
+              grpc::StatusCode::ALREADY_EXISTS);
+  }
+  EXPECT_TRUE(daemon_.DeleteJob("there", true).ok());
+  EXPECT_FALSE(daemon_.HasJob("slow"));
+  daemon_.ReleaseFailpoint("job.create.before_rename");
+  EXPECT_TRUE(creating.get().ok());
+  EXPECT_TRUE(waiting.get().ok());
+  EXPECT_TRUE(slow.open_reply().created());
+  EXPECT_FALSE(second.open_reply().created());
+  EXPECT_EQ(slow.open_reply().job_tag(), second.open_reply().job_tag());
+}
+
+TEST_F(HostileCases, OneTokenOpensOneJobAndLeavesNoOther) {
+  RawSession raw(daemon_.socket());
+  ASSERT_TRUE(raw.Open(raw.MakeOpen("first", 100, 0, 1)).ok());
+  const grpc::Status again = raw.Open(raw.MakeOpen("second", 100, 0, 1));
+  EXPECT_NE(again.error_message().find("opened a job before"), std::string::npos)
+      << again.error_message();
+  EXPECT_FALSE(daemon_.HasJob("second"));
 }
 
 TEST_F(HostileCases, RequestsThatDoNotFit) {

@@ -104,6 +104,30 @@ TEST_F(LeaverCases, ClosesRightAfterTheEndStepThatCompletesAStep) {
   EXPECT_EQ(daemon_.Job("last").recomputed_steps(), 0u);
 }
 
+// The hang-up and the new Open come by different ways.
+TEST_F(LeaverCases, OpensAgainRightAfterItHungUp) {
+  for (int i = 0; i < 100; ++i) {
+    RawSession session(daemon_.socket());
+    const grpc::Status opened = session.Open(session.MakeOpen("again", kElements, 0, 1));
+    ASSERT_TRUE(opened.ok()) << i << ": " << opened.error_message();
+  }
+}
+
+TEST_F(LeaverCases, OpensWhileTheJobOfThatNameIsRemoved) {
+  for (int i = 0; i < 50; ++i) {
+    RawSession session(daemon_.socket());
+    session.Start("removed", kElements, 0, 1);
+    auto removal =
+        std::async(std::launch::async, [this] { return daemon_.DeleteJob("removed", true); });
+    RawSession next(daemon_.socket());
+    // Before the removal it finds the rank taken; later there is a fresh job.
+    const grpc::Status opened = next.Open(next.MakeOpen("removed", kElements, 0, 1));
+    EXPECT_TRUE(opened.ok() || opened.error_code() == grpc::StatusCode::ALREADY_EXISTS)
+        << i << ": " << opened.error_message();
+    EXPECT_TRUE(removal.get().ok());
+  }
+}
+
 TEST_F(LeaverCases, ClientClosesWithoutWaitingForTheDecision) {
   const JobOptions job = SmallJob("impatient", 2);
   ParameterSpec w;
