@@ -128,14 +128,14 @@ double MemcpyReference::BytesPerSecond() {
   return 2.0 * static_cast<double>(part * n) / (Now() - start);
 }
 
-Pairs Interleave(int pairs, const std::function<double()>& reference,
+Pairs Interleave(int pairs, double patience_seconds, const std::function<double()>& reference,
                  const std::function<double()>& run) {
   Pairs result;
   reference();
   run();  // both warm
   std::vector<double> rates, references, ratios;
   for (int i = 0; i < pairs; ++i) {
-    result.busy = std::max(result.busy, WaitForIdle(10));
+    result.busy = std::max(result.busy, WaitForIdle(patience_seconds));
     const double before = reference();
     const double rate = run();
     const double beside = (before + reference()) / 2;

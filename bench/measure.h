@@ -70,9 +70,9 @@ struct Pairs {
   double busy = 0;                        // largest share of CPU that others had
 };
 
-// `pairs` times: idle, the reference, `run` (which returns bytes per second), the
-// reference again; a pair's reference is the mean of the two around it.
-Pairs Interleave(int pairs, const std::function<double()>& reference,
+// `pairs` times: idle (waited for as WaitForIdle does), the reference, `run` (which returns bytes
+// per second), the reference again; a pair's reference is the mean of the two around it.
+Pairs Interleave(int pairs, double patience_seconds, const std::function<double()>& reference,
                  const std::function<double()>& run);
 
 // One figure as a JSON line or a table's line on stdout.

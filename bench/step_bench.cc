@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +31,7 @@ struct Options {
   bool json = false;
   uint64_t elements = 100'000'000;
   int pairs = 9;
+  double patience = 10;  // seconds to wait for an idle machine before each pair
   size_t threads = 0;
   std::string daemon;
 };
@@ -69,9 +71,11 @@ class KernelUpdate {
     const kernels::StepScalars scalars = adamw->Step(hyper_, &products_);
     ++epoch_;
     const double start = Now();
-    threads_->Run([&](size_t t) {
+    // Chunks are handed out one by one, as the daemon does.
+    std::atomic<uint64_t> next{0};
+    threads_->Run([&](size_t) {
       const kernels::ScopedFlushToZero flush;
-      for (uint64_t c = t; c < chunks_; c += threads_->count()) {
+      for (uint64_t c = next++; c < chunks_; c = next++) {
         std::byte* r = records_.data() + c * record_;
         kernels::UpdateRun run;
         run.master = reinterpret_cast<float*>(r + contract::MasterOffset());
@@ -137,14 +141,15 @@ void BenchKernel(const Options& options, const Reporter& report, Threads* thread
     KernelUpdate update(options.elements, grad, 1e-4f, threads);
     const double bytes = update.bytes_per_element();
     const Pairs pairs = Interleave(
-        options.pairs, [&] { return memcpy_reference->BytesPerSecond(); },
+        options.pairs, options.patience, [&] { return memcpy_reference->BytesPerSecond(); },
         [&] { return update.Run() * bytes; });
     ReportUpdate(report, "step.update.kernel", GradName(grad), options, bytes, pairs);
   }
   KernelUpdate normal(options.elements / 2, kernels::DType::kBFloat16, 1e-4f, threads);
   KernelUpdate subnormal(options.elements / 2, kernels::DType::kBFloat16, 1e-39f, threads);
   const Pairs pairs = Interleave(
-      options.pairs, [&] { return normal.Run(); }, [&] { return subnormal.Run(); });
+      options.pairs, options.patience, [&] { return normal.Run(); },
+      [&] { return subnormal.Run(); });
   report.Line("step.update.subnormal", {{"grad", "bf16"}},
               {{"elements_per_second", pairs.bytes_per_second},
                {"normal_elements_per_second", pairs.reference_bytes_per_second},
@@ -237,7 +242,7 @@ void BenchLive(const Options& options, const Reporter& report, MemcpyReference* 
     const double bytes = slots == 1 ? 28.0 : 30.0;
     std::vector<double> publish, decide, update;
     const Pairs pairs = Interleave(
-        options.pairs, [&] { return memcpy_reference->BytesPerSecond(); },
+        options.pairs, options.patience, [&] { return memcpy_reference->BytesPerSecond(); },
         [&] {
           const LiveJob::Times t = job.Step();
           publish.push_back(t.publish);
@@ -261,7 +266,7 @@ void BenchDoorbell(const Options& options, const Reporter& report) {
     BenchDaemon daemon(options.daemon, {spinning ? "--step.spin_microseconds=1000000"
                                                  : "--step.spin_microseconds=0.001"});
     DoorbellProbe probe(daemon.socket(), spinning);
-    WaitForIdle(10);
+    WaitForIdle(options.patience);
     std::vector<double> micros;
     for (int i = 0; i < 2000; ++i) micros.push_back(probe.RoundTripSeconds() * 1e6);
     std::sort(micros.begin(), micros.end());
@@ -285,6 +290,8 @@ int Main(int argc, char** argv) {
       options.elements = std::strtoull(v, nullptr, 10);
     } else if (const char* v = value("--pairs")) {
       options.pairs = std::atoi(v);
+    } else if (const char* v = value("--patience")) {
+      options.patience = std::atof(v);
     } else if (const char* v = value("--threads")) {
       options.threads = static_cast<size_t>(std::atoi(v));
     } else if (const char* v = value("--daemon")) {
@@ -292,7 +299,7 @@ int Main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "bench step: unknown flag '%s'; there are: --json --elements=N --pairs=N "
-                   "--threads=N --daemon=PATH\n",
+                   "--threads=N --patience=SECONDS --daemon=PATH\n",
                    argument.c_str());
       return 2;
     }
