@@ -188,14 +188,16 @@ absl::Status CheckOpen(const SessionOptions& options, const JobOptions& job,
     return absl::InvalidArgumentError(
         absl::StrCat("job '", job.name, "' has stage ", job.stage, "; stages are 0 to 3"));
   }
-  if (job.heartbeat <= absl::ZeroDuration()) {
+  // Every heartbeat wakes a thread here and one of the daemon.
+  if (job.heartbeat < absl::Milliseconds(10)) {
     return absl::InvalidArgumentError(absl::StrCat("job '", job.name, "' has a heartbeat of ",
                                                    absl::FormatDuration(job.heartbeat),
-                                                   "; it must be longer than 0"));
+                                                   "; it must be 10ms or longer"));
   }
   std::unordered_set<std::string> names;
   for (const ParameterSpec& spec : parameters) {
-    absl::Status status = CheckStrides(spec);
+    absl::Status status = contract::CheckParameterName(names.size(), spec.name);
+    status.Update(CheckStrides(spec));
     if (!status.ok()) return status;
     names.insert(spec.name);
   }

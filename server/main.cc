@@ -1,5 +1,6 @@
 // shardd: the node daemon's process.
 #include <signal.h>
+#include <sys/resource.h>
 #include <systemd/sd-daemon.h>
 
 #include <cstdio>
@@ -26,6 +27,15 @@ std::optional<std::string> GetEnv(const std::string& name) {
 int Fail(const absl::Status& status) {
   Log(std::string(status.message()));
   return 1;
+}
+
+// A session takes five descriptors, and the usual soft limit of 1024 is for programs that use
+// select.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // Waits for SIGTERM or SIGINT (blocked before any thread began), or for the daemon
@@ -76,6 +86,7 @@ int main(int argc, char** argv) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  RaiseDescriptorLimit();
 
   absl::StatusOr<std::unique_ptr<shardd::Daemon>> daemon =
       shardd::Daemon::Start({line->config, Log});

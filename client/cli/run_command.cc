@@ -10,6 +10,7 @@
 #include "client/cli/launcher.h"
 #include "client/cli/rank_process.h"
 #include "client/daemon_starter.h"
+#include "proto/contract/slot_tree.h"
 
 namespace shardd::cli {
 
@@ -56,6 +57,11 @@ class RunCommand : public Command {
   }
 
   absl::StatusOr<int> Run(const Context& context, const std::vector<std::string>& words) override {
+    // Before a daemon is started for them. A job has at most as many ranks as slots.
+    if (ranks_ == 0 || ranks_ > contract::kMaxSlots) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ranks must be from 1 to ", contract::kMaxSlots, ", not ", ranks_));
+    }
     absl::StatusOr<DaemonInDirectory> daemon = FindDaemon(context);
     if (!daemon.ok()) return daemon.status();
     // It was only to see that the daemon answers: no session of ours.

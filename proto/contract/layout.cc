@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 namespace shardd::contract {
@@ -44,14 +45,33 @@ absl::StatusOr<uint64_t> CountElements(const ParameterSpec& spec) {
   return zero ? 0 : count;
 }
 
+// Whether `text` is UTF-8 (no overlong form, no surrogate) without control characters, which
+// would reach logs and terminals.
+bool IsPrintableUtf8(const std::string& text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<uint8_t>(text[i]);
+    const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : 4;
+    if (length == 4 && lead >> 3 != 30) return false;
+    if (text.size() - i < length) return false;
+    uint32_t code = length == 1 ? lead : lead & (0x7f >> length);
+    for (size_t k = 1; k < length; ++k) {
+      const auto next = static_cast<uint8_t>(text[i + k]);
+      if (next >> 6 != 2) return false;
+      code = code << 6 | (next & 0x3f);
+    }
+    constexpr uint32_t kLeast[] = {0x20, 0x80, 0x800, 0x10000};
+    if (code < kLeast[length - 1] || code > 0x10ffff) return false;
+    if ((code >= 0x7f && code < 0xa0) || (code >= 0xd800 && code < 0xe000)) return false;
+    i += length;
+  }
+  return true;
+}
+
 absl::Status CheckNames(const std::vector<ParameterSpec>& parameters) {
   std::unordered_set<std::string> seen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const std::string& name = parameters[i].name;
-    if (name.empty() || name.size() > 512) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", i, " has a name of ",
-                                                     name.size(), " bytes; names have 1 to 512"));
-    }
+    if (absl::Status status = CheckParameterName(i, name); !status.ok()) return status;
     if (!seen.insert(name).second) {
       return absl::InvalidArgumentError(absl::StrCat(
           "parameter '", name, "' is registered twice; register a tied parameter once"));
@@ -61,6 +81,19 @@ absl::Status CheckNames(const std::vector<ParameterSpec>& parameters) {
 }
 
 }  // namespace
+
+absl::Status CheckParameterName(size_t index, const std::string& name) {
+  if (name.empty() || name.size() > 512) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " has a name of ",
+                                                   name.size(), " bytes; names have 1 to 512"));
+  }
+  if (!IsPrintableUtf8(name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", index, " has the name '", absl::CHexEscape(name),
+                     "'; names are UTF-8 without control characters"));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Layout> Layout::Create(std::vector<ParameterSpec> parameters,
                                       const Options& options) {

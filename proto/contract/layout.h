@@ -47,6 +47,9 @@ struct Run {
   Range range;          // in the flat space
 };
 
+// InvalidArgument unless `name` is 1 to 512 bytes of UTF-8 without control characters.
+absl::Status CheckParameterName(size_t index, const std::string& name);
+
 // Immutable; thread-safe.
 class Layout {
  public:

@@ -1,4 +1,5 @@
 #include "proto/contract/layout.h"
+#include "absl/strings/escaping.h"
 
 #include <gtest/gtest.h>
 
@@ -279,6 +280,31 @@ TEST(Layout, AZeroExtentWinsOverAnyOther) {
   const absl::StatusOr<Layout> layout = Layout::Create(Specs({{INT64_MAX, 0, INT64_MAX}}), {});
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->parameter_elements(0), 0u);
+}
+
+TEST(Layout, NamesArePrintableUtf8) {
+  for (const char* good : {"h.0.attn.c_attn.weight", "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80", " "}) {
+    EXPECT_TRUE(CheckParameterName(0, good).ok()) << good;
+  }
+  const std::string bad[] = {"",
+                             std::string(513, 'n'),
+                             std::string("a\0b", 3),
+                             "a\nb",
+                             "\x7f",
+                             "\xc2\x85",
+                             "\xff",
+                             "\x80",
+                             "\xc3",
+                             "\xc0\xaf",
+                             "\xe0\x80\xaf",
+                             "\xed\xa0\x80",
+                             "\xf4\x90\x80\x80",
+                             "\xf8\x88\x80\x80\x80"};
+  for (const std::string& name : bad) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckParameterName(7, name))) << absl::CHexEscape(name);
+  }
+  EXPECT_EQ(CheckParameterName(7, "a\xff").message(),
+            "parameter 7 has the name 'a\\xff'; names are UTF-8 without control characters");
 }
 
 }  // namespace

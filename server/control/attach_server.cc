@@ -69,6 +69,7 @@ AttachServer::~AttachServer() {
 void AttachServer::Start() {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  OpenSpare();
   for (int fd : {event_, listener_.get()}) {
     epoll_event event{};
     event.events = EPOLLIN;
@@ -103,9 +104,24 @@ void AttachServer::Main() {
   }
 }
 
+void AttachServer::OpenSpare() { spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
 void AttachServer::Accept() {
   while (true) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket && (errno == EMFILE || errno == ENFILE) && spare_) {
+      // Left in the backlog it would be reported again and again.
+      spare_.Reset();
+      socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket) {
+        SendError(socket.get(),
+                  absl::ResourceExhaustedError("the daemon has no file descriptors left; raise its "
+                                               "RLIMIT_NOFILE (LimitNOFILE= in shardd.service)"));
+      }
+      socket.Reset();
+      OpenSpare();
+      continue;
+    }
     if (!socket) return;
     if (connections_.size() >= options_.max_connections) {
       SendError(socket.get(),

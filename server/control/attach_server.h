@@ -47,6 +47,7 @@ class AttachServer {
     int fd = -1;
   };
   void Main();
+  void OpenSpare();
   void Accept();
   void OnReadable(int fd);
   absl::Status OnHello(Connection* connection, const contract::AttachMessage& message);
@@ -55,6 +56,7 @@ class AttachServer {
 
   const AttachOptions options_;
   contract::UniqueFd listener_;
+  contract::UniqueFd spare_;  // given up to refuse a connection when there are no more
   SessionRegistry* registry_;
   int epoll_ = -1;
   int event_ = -1;

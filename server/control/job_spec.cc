@@ -48,14 +48,16 @@ absl::Status CompleteLossScale(v1::JobConfig* config) {
   if (scale->growth_interval() == 0) scale->set_growth_interval(1000);
   if (scale->hysteresis() == 0) scale->set_hysteresis(2);
   if (scale->floor() == 0) scale->set_floor(1.0);
-  if (!std::isfinite(scale->initial()) || scale->initial() <= 0 || scale->initial() > 0x1p24) {
+  // Its inverse is multiplied with in fp32.
+  constexpr double kLeast = 0x1p-24;
+  if (!(scale->initial() >= kLeast && scale->initial() <= 0x1p24)) {
     return Refuse("loss_scale.initial",
-                  absl::StrCat("is ", scale->initial(), "; it must be in (0, 2^24]"));
+                  absl::StrCat("is ", scale->initial(), "; it must be in [2^-24, 2^24]"));
   }
-  if (!std::isfinite(scale->floor()) || scale->floor() <= 0 ||
+  if (!(std::isfinite(scale->floor()) && scale->floor() >= kLeast) ||
       (scale->dynamic() && scale->floor() > scale->initial())) {
-    return Refuse("loss_scale.floor",
-                  absl::StrCat("is ", scale->floor(), "; it must be in (0, loss_scale.initial]"));
+    return Refuse("loss_scale.floor", absl::StrCat("is ", scale->floor(),
+                                                   "; it must be in [2^-24, loss_scale.initial]"));
   }
   return absl::OkStatus();
 }
@@ -138,6 +140,10 @@ absl::Status CompleteJobConfig(v1::JobConfig* config) {
                                 &v1::JobConfig::set_step_seconds, config));
   status.Update(CompleteSeconds("heartbeat_seconds", 1, config->heartbeat_seconds(),
                                 &v1::JobConfig::set_heartbeat_seconds, config));
+  if (status.ok() && config->heartbeat_seconds() < 0.01) {  // each one wakes the job's thread
+    return Refuse("heartbeat_seconds",
+                  absl::StrCat("is ", config->heartbeat_seconds(), "; give 0.01 or more"));
+  }
   return status;
 }
 

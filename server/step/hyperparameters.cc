@@ -1,6 +1,7 @@
 #include "server/step/hyperparameters.h"
 
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -23,8 +24,12 @@ absl::Status CheckHyperparameters(const v1::Hyperparameters& h, const std::strin
   absl::Status status = CheckField(path, "lr", h.lr(), non_negative(h.lr()), "finite and >= 0");
   status.Update(CheckField(path, "beta1", h.beta1(), beta(h.beta1()), "in [0, 1)"));
   status.Update(CheckField(path, "beta2", h.beta2(), beta(h.beta2()), "in [0, 1)"));
-  status.Update(
-      CheckField(path, "eps", h.eps(), non_negative(h.eps()) && h.eps() > 0, "finite and > 0"));
+  // The kernels add it in fp32 and flush subnormals: a smaller one is 0 there, and 0 / 0 makes a
+  // NaN of every element that never had a gradient.
+  status.Update(CheckField(
+      path, "eps", h.eps(),
+      non_negative(h.eps()) && h.eps() >= static_cast<double>(std::numeric_limits<float>::min()),
+      "finite and at least 1.18e-38"));
   status.Update(CheckField(path, "weight_decay", h.weight_decay(), non_negative(h.weight_decay()),
                            "finite and >= 0"));
   return status;

@@ -240,12 +240,14 @@ absl::Status Job::DoEndStep(const Session* session, v1::EndStepRequest* request)
   if (!found.ok()) return found.status();
   if (failed_) return absl::FailedPreconditionError(failure_);
   Member* member = *found;
-  while (!member->evicted && member->ring != nullptr) {  // what it published before this call
-    bool more = false;
-    const Ring* ring = member->ring.get();
-    env::RunGuarded([&] { more = ring->HasNext(); });
-    if (!more) break;
+  // What it published before this call; what it goes on publishing meanwhile has to wait.
+  uint64_t published = 0;
+  if (const Ring* ring = member->ring.get()) env::RunGuarded([&] { published = ring->head(); });
+  while (member->ring != nullptr) {
+    const uint64_t read = member->ring->last_index() + 1;
+    if (static_cast<int64_t>(published - read) <= 0) break;
     PollRing(member);
+    if (member->ring == nullptr || member->ring->last_index() + 1 == read) break;
   }
   if (member->evicted) return FindLive(session).status();
   if (running_group_ && SomeRankHasClosed()) {

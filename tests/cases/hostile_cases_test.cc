@@ -3,7 +3,9 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <linux/falloc.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -219,6 +221,38 @@ TEST_F(HostileCases, CreationThatTakesLongStallsNobodyElse) {
   EXPECT_EQ(slow.open_reply().job_tag(), second.open_reply().job_tag());
 }
 
+// More connections than there are descriptors: those too many are told, those that are there go
+// on, and the daemon does not spin.
+TEST(HostileConnections, MoreThanThereAreFileDescriptors) {
+  DaemonProcess::Options options;
+  options.before_exec = [] {
+    const rlimit limit{64, 64};
+    setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  DaemonProcess daemon(options);
+  const Bystander bystander(daemon);
+  std::vector<contract::UniqueFd> connections;
+  std::string refusal;
+  for (int i = 0; i < 100 && refusal.empty(); ++i) {
+    auto connected =
+        contract::ConnectUnix(daemon.socket() + contract::kAttachSuffix, SOCK_SEQPACKET);
+    ASSERT_TRUE(connected.ok()) << connected.status();
+    // Nobody is told anything before it says hello, unless it is refused; and with 64
+    // descriptors the 70th is.
+    pollfd answer{connected->get(), POLLIN, 0};
+    connections.push_back(*std::move(connected));
+    const int ready = poll(&answer, 1, i < 70 ? 0 : 30000);
+    ASSERT_TRUE(i < 70 || ready == 1);
+    if (ready == 0) continue;
+    contract::AttachMessage message;
+    ASSERT_GT(recv(answer.fd, &message, sizeof(message), 0), 0);
+    EXPECT_EQ(message.kind, static_cast<uint16_t>(contract::AttachKind::kError));
+    refusal = message.text;
+  }
+  EXPECT_NE(refusal.find("RLIMIT_NOFILE"), std::string::npos) << refusal;
+  connections.clear();
+}
+
 TEST_F(HostileCases, OneTokenOpensOneJobAndLeavesNoOther) {
   RawSession raw(daemon_.socket());
   ASSERT_TRUE(raw.Open(raw.MakeOpen("first", 100, 0, 1)).ok());
@@ -259,6 +293,19 @@ TEST_F(HostileCases, RequestsThatDoNotFit) {
   EXPECT_NE(refused([](R* r) {
               r->mutable_config()->mutable_groups(0)->mutable_hyper()->set_beta1(1);
             }).find("beta1"),
+            std::string::npos);
+  EXPECT_NE(refused([](R* r) {
+              r->mutable_config()->mutable_groups(0)->mutable_hyper()->set_eps(1e-50);
+            }).find("eps"),
+            std::string::npos);  // 0 in fp32
+  EXPECT_NE(
+      refused([](R* r) { r->mutable_config()->set_heartbeat_seconds(1e-9); }).find("heartbeat"),
+      std::string::npos);
+  EXPECT_NE(refused([](R* r) {
+              r->mutable_config()->mutable_loss_scale()->set_initial(1e-300);
+            }).find("loss_scale.initial"),
+            std::string::npos);
+  EXPECT_NE(refused([](R* r) { r->mutable_parameters(0)->set_name("a\x1b[2J"); }).find("\\x1b"),
             std::string::npos);
   EXPECT_NE(refused([](R* r) { r->clear_parameters(); }).find("parameters"), std::string::npos);
   EXPECT_NE(refused([](R* r) { *r->add_parameters() = r->parameters(0); }).find("twice"),
