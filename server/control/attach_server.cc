@@ -113,14 +113,16 @@ void AttachServer::Accept() {
       // Left in the backlog it would be reported again and again.
       spare_.Reset();
       socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket) {
+      const bool waiting = static_cast<bool>(socket);
+      if (waiting) {
         SendError(socket.get(),
                   absl::ResourceExhaustedError("the daemon has no file descriptors left; raise its "
                                                "RLIMIT_NOFILE (LimitNOFILE= in shardd.service)"));
       }
       socket.Reset();
       OpenSpare();
-      continue;
+      if (waiting) continue;
+      return;  // accept says EMFILE before it looks whether anybody waits
     }
     if (!socket) return;
     if (connections_.size() >= options_.max_connections) {
@@ -243,6 +245,7 @@ void AttachServer::Drop(int fd) {
   epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
   const std::shared_ptr<step::Session> session = std::move(it->second.session);
   connections_.erase(it);
+  if (!spare_) OpenSpare();
   if (session == nullptr) return;
   // A job that the session is in sees the hang-up itself, if need be by this.
   shutdown(session->socket.get(), SHUT_RDWR);

@@ -13,6 +13,7 @@
 #include <future>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/ranks.h"
 #include "tests/support/raw_session.h"
@@ -250,7 +251,24 @@ TEST(HostileConnections, MoreThanThereAreFileDescriptors) {
     refusal = message.text;
   }
   EXPECT_NE(refusal.find("RLIMIT_NOFILE"), std::string::npos) << refusal;
+  // With room again, it serves again.
   connections.clear();
+  bool served = false;
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!served && absl::Now() < deadline) {
+    auto connected =
+        contract::ConnectUnix(daemon.socket() + contract::kAttachSuffix, SOCK_SEQPACKET);
+    ASSERT_TRUE(connected.ok()) << connected.status();
+    contract::AttachMessage message;
+    message.kind = static_cast<uint16_t>(contract::AttachKind::kHello);
+    message.protocol_version = contract::kProtocolVersion;
+    pollfd answer{connected->get(), POLLIN, 0};
+    served = send(connected->get(), &message, sizeof(message), MSG_NOSIGNAL) > 0 &&
+             poll(&answer, 1, 5000) == 1 &&
+             recv(connected->get(), &message, sizeof(message), 0) > 0 &&
+             message.kind == static_cast<uint16_t>(contract::AttachKind::kHello);
+  }
+  EXPECT_TRUE(served);
 }
 
 TEST_F(HostileCases, OneTokenOpensOneJobAndLeavesNoOther) {
