@@ -118,6 +118,9 @@ struct SessionOptions {
   uint32_t rank = 0;
   uint32_t world_size = 1;
   Resume resume = Resume::kAuto;
+  // A launcher started this rank again after a death: ranks that have closed meanwhile are not
+  // waited for.
+  bool restarted = false;
   // Where to find the daemon's binary for embedded use; empty: beside this
   // executable, then PATH.
   std::string daemon_binary;
@@ -126,7 +129,8 @@ struct SessionOptions {
   // Receives lines for people ("resuming JOB at step N"). Default: stderr.
   std::function<void(const std::string&)> log;
 
-  // RANK, WORLD_SIZE, SHARDD_ADDRESS, SHARDD_DAEMON_BINARY. InvalidArgument names
+  // RANK, WORLD_SIZE, SHARDD_ADDRESS, SHARDD_DAEMON_BINARY, and SHARDD_RESTART_COUNT of
+  // shardctl run. InvalidArgument names
   // the variable that does not parse.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 };

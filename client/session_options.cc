@@ -27,7 +27,10 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   SessionOptions options;
   absl::Status status = ReadNumber("RANK", &options.rank);
   if (status.ok()) status = ReadNumber("WORLD_SIZE", &options.world_size);
+  uint32_t restarts = 0;
+  if (status.ok()) status = ReadNumber("SHARDD_RESTART_COUNT", &restarts);
   if (!status.ok()) return status;
+  options.restarted = restarts > 0;
   if (options.world_size == 0 || options.rank >= options.world_size) {
     return absl::InvalidArgumentError(absl::StrCat("the environment variables RANK=", options.rank,
                                                    " and WORLD_SIZE=", options.world_size,

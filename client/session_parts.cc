@@ -49,6 +49,7 @@ v1::OpenRequest MakeOpenRequest(const SessionOptions& options, const JobOptions&
   request.set_rank(options.rank);
   request.set_world_size(options.world_size);
   request.set_resume(ToProto(options.resume));
+  request.set_restarted(options.restarted);
   return request;
 }
 

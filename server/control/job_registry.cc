@@ -175,6 +175,7 @@ void JobRegistry::Attach(const std::shared_ptr<step::Job>& job,
     return done(OpenedBefore());
   }
   job->Open(session, request->rank(), request->world_size(), request->config(), created,
+            request->restarted(),
             [this, session, request, done](absl::StatusOr<v1::OpenReply> reply) {
               if (reply.ok()) return done(std::move(reply));
               DetachFromJob(session);

@@ -310,9 +310,10 @@ void Job::ExpireJoins(absl::Time now) {
 }
 
 void Job::Open(std::shared_ptr<Session> session, uint32_t rank, uint32_t world_size,
-               const v1::JobConfig& config, bool created, Callback<v1::OpenReply> done) {
-  Post([this, session, rank, world_size, config, created, done] {
-    done(DoOpen(session, rank, world_size, config, created));
+               const v1::JobConfig& config, bool created, bool restarted,
+               Callback<v1::OpenReply> done) {
+  Post([this, session, rank, world_size, config, created, restarted, done] {
+    done(DoOpen(session, rank, world_size, config, created, restarted));
   });
 }
 

@@ -94,7 +94,8 @@ class Job : public std::enable_shared_from_this<Job> {
   // Places a session at a rank. AlreadyExists: a live process holds the rank.
   // `config` gives the fields that may differ from one run to the next.
   void Open(std::shared_ptr<Session> session, uint32_t rank, uint32_t world_size,
-            const v1::JobConfig& config, bool created, Callback<v1::OpenReply> done);
+            const v1::JobConfig& config, bool created, bool restarted,
+            Callback<v1::OpenReply> done);
   void AttachRing(std::shared_ptr<Session> session, std::unique_ptr<Ring> ring,
                   Callback<AttachedRing> done);
   void Join(std::shared_ptr<Session> session, absl::Duration timeout, JoinCallback done);
@@ -141,7 +142,7 @@ class Job : public std::enable_shared_from_this<Job> {
   absl::Status MakeRoom(uint32_t rank, uint32_t world_size);
   absl::StatusOr<v1::OpenReply> DoOpen(const std::shared_ptr<Session>& session, uint32_t rank,
                                        uint32_t world_size, const v1::JobConfig& config,
-                                       bool created);
+                                       bool created, bool restarted);
   absl::StatusOr<AttachedRing> DoAttachRing(const Session* session, std::unique_ptr<Ring> ring);
   void DoJoin(const Session* session, absl::Duration timeout, JoinCallback done);
   void TryForm();
@@ -200,6 +201,8 @@ class Job : public std::enable_shared_from_this<Job> {
   // Ranks that closed in good order at the committed step while others had not: one that dies
   // after them can come back and find the group complete.
   std::set<uint32_t> finished_;
+  // All of them did, and only one that was killed before its process ended can come back.
+  bool all_finished_ = false;
   std::vector<v1::Hyperparameters> step_groups_;  // from rank 0, this step
   std::string step_blob_;
   absl::Time step_started_ = absl::InfinitePast();

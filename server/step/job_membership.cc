@@ -85,7 +85,7 @@ absl::Status Job::MakeRoom(uint32_t rank, uint32_t world_size) {
 
 absl::StatusOr<v1::OpenReply> Job::DoOpen(const std::shared_ptr<Session>& session, uint32_t rank,
                                           uint32_t world_size, const v1::JobConfig& config,
-                                          bool created) {
+                                          bool created, bool restarted) {
   if (deleted_) return absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted"));
   if (failed_) return absl::FailedPreconditionError(failure_);
   if (absl::Status status = MakeRoom(rank, world_size); !status.ok()) return status;
@@ -94,7 +94,8 @@ absl::StatusOr<v1::OpenReply> Job::DoOpen(const std::shared_ptr<Session>& sessio
   const bool empty =
       std::none_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
   if (empty) {
-    if (world_size != group_world_size_) finished_.clear();
+    if (world_size != group_world_size_ || (all_finished_ && !restarted)) finished_.clear();
+    all_finished_ = false;
     world_size_ = group_world_size_ = world_size;
     running_ = config;
   }
@@ -270,7 +271,8 @@ void Job::Leave(Member* member, const std::string& how) {
     const bool any =
         std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
     if (!amid_step) finished_.insert(rank);
-    if (!any) finished_.clear();
+    all_finished_ = !any && finished_.size() == world_size_;
+    if (!any && !all_finished_) finished_.clear();
     if (!any && running_group_) BreakGroup("all ranks have closed");
     idle_since_ = env_.now();
     if (any) TryForm();  // the others may have waited for this one alone

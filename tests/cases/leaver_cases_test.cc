@@ -128,6 +128,32 @@ TEST_F(LeaverCases, OpensWhileTheJobOfThatNameIsRemoved) {
   }
 }
 
+// Killed between Close and the end of its process, after all had closed: the launcher starts it
+// again, and the others do not come back.
+TEST_F(LeaverCases, RestartedAfterAllRanksHaveClosed) {
+  StartRanks("closed", 2);
+  for (auto& rank : ranks_) EXPECT_TRUE(rank->Close().ok());
+  ranks_.clear();
+  ASSERT_TRUE(daemon_.AwaitLog("all ranks have closed"));
+  RawSession again(daemon_.socket());
+  v1::OpenRequest request = again.MakeOpen("closed", kElements, 0, 2);
+  request.set_restarted(true);
+  ASSERT_TRUE(again.Open(request).ok());
+  EXPECT_TRUE(JoinSoon(&again).get().ok());
+  EXPECT_TRUE(again.Close().ok());
+  // A new run waits for all of its ranks.
+  std::unique_ptr<RawSession> first = Successor("closed", 0, 2);
+  auto joined = JoinSoon(first.get());
+  std::unique_ptr<RawSession> second = Successor("closed", 1, 2);
+  while (second->Refusal().find("missing rank 1") == std::string::npos) {
+    ASSERT_TRUE(daemon_.Alive());
+  }
+  EXPECT_TRUE(JoinSoon(second.get()).get().ok());
+  EXPECT_TRUE(joined.get().ok());
+  EXPECT_TRUE(TakeStep({first.get(), second.get()}));
+  EXPECT_EQ(daemon_.Job("closed").regroups(), 2u);
+}
+
 TEST_F(LeaverCases, ClientClosesWithoutWaitingForTheDecision) {
   const JobOptions job = SmallJob("impatient", 2);
   ParameterSpec w;
