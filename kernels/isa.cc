@@ -40,7 +40,11 @@ std::vector<Isa> SupportedIsas() {
   return isas;
 }
 
-Isa BestIsa() { return SupportedIsas().back(); }
+Isa BestIsa() {
+  // Asked once: in a virtual machine each CPUID is a trap of tens of microseconds.
+  static const Isa best = SupportedIsas().back();
+  return best;
+}
 
 #if defined(__x86_64__)
 ScopedFlushToZero::ScopedFlushToZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kFlushBits); }
