@@ -97,7 +97,8 @@ TEST(GroupCases, Rank0KilledBetweenDecisionAndTheReadingOfItsAnswer) {
   ASSERT_NE(open, "");
   EXPECT_GE(std::stoi(open.substr(5)), 3);
   EXPECT_EQ(Finish(&ranks), expected);
-  EXPECT_EQ(daemon.Job("toy").recomputed_steps(), 0u);
+  // Only what the others had begun of the step after it may have been computed again.
+  EXPECT_LE(daemon.Job("toy").recomputed_steps(), 1u);
   // Its metrics can be completed: every step once, in order.
   ParameterSpec a, b, c;
   a.name = "a", a.shape = {5000};
