@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "server/config/config.h"
 #include "tests/support/ranks.h"
@@ -11,7 +12,11 @@
 namespace shardd::test {
 
 InProcessDaemon& InProcessDaemon::Get() {
-  static auto* daemon = new InProcessDaemon();
+  static auto* daemon = [] {
+    auto* made = new InProcessDaemon();
+    std::atexit([] { Get().RemoveDirectories(); });
+    return made;
+  }();
   return *daemon;
 }
 
@@ -34,6 +39,12 @@ InProcessDaemon::InProcessDaemon() {
   w.name = "w";
   w.shape = {100};
   bystander_ = OpenRank(daemon_->socket(), 0, 1, SmallJob("bystander", 1), {w});
+}
+
+void InProcessDaemon::RemoveDirectories() {
+  std::error_code ignored;
+  std::filesystem::remove_all(dir_.path(), ignored);
+  std::filesystem::remove_all(state_.path(), ignored);
 }
 
 void InProcessDaemon::CheckBystander() {

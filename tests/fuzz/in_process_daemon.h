@@ -23,6 +23,8 @@ class InProcessDaemon {
 
  private:
   InProcessDaemon();
+  // At exit: the daemon itself, and what it has mapped, goes with the process.
+  void RemoveDirectories();
   TempDir dir_{"/tmp"};
   TempDir state_{"/dev/shm"};
   std::unique_ptr<Daemon> daemon_;
