@@ -1,9 +1,8 @@
 // Memory, limits and permissions.
-#include <grp.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <signal.h>
+#include <spawn.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -54,6 +53,26 @@ ParameterSpec Param(uint64_t elements) {
 }
 
 constexpr uint64_t kElements = 1'000'000;
+
+// Runs tests/support/raw_open; the status as waitpid gives it.
+int RawOpen(const DaemonProcess& daemon, const std::string& job, uint64_t elements, uid_t uid,
+            gid_t gid, const std::string& how) {
+  std::vector<std::string> words = {Runfile("tests/support/raw_open"),
+                                    daemon.socket(),
+                                    job,
+                                    std::to_string(elements),
+                                    std::to_string(uid),
+                                    std::to_string(gid),
+                                    how};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t child = -1;
+  if (posix_spawn(&child, argv[0], nullptr, nullptr, argv.data(), environ) != 0) return -1;
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
 
 // What a job of kElements takes in a state directory.
 uint64_t JobBytes() {
@@ -108,18 +127,7 @@ TEST(ResourceCases, ClientKilledFiveTimesOnATmpfsSizedForOne) {
   for (int i = 0; i < 5; ++i) {
     // Each takes the whole directory for a job of its own, and dies before its weights are there.
     const std::string name = "job" + std::to_string(i);
-    const pid_t child = fork();
-    if (child == 0) {
-      const std::string socket = daemon.socket();
-      // A fresh process image would be needed for gRPC after fork in general; this child has
-      // made no calls before.
-      RawSession raw(socket);
-      const grpc::Status status = raw.Open(raw.MakeOpen(name, kElements, 0, 1));
-      if (!status.ok()) _exit(1);
-      kill(getpid(), SIGKILL);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
+    const int status = RawOpen(daemon, name, kElements, geteuid(), getegid(), "die");
     ASSERT_TRUE(WIFSIGNALED(status)) << "attempt " << i << " had no room";
     ASSERT_TRUE(daemon.AwaitLog("job " + name + ": deleted"));
     EXPECT_EQ(tmpfs.Free(), before) << "attempt " << i;
@@ -151,18 +159,7 @@ TEST(ResourceCases, DaemonWithUmask077AndAClientInItsGroup) {
     EXPECT_EQ(info.st_mode & 0777, 0660u) << suffix;
   }
   // A client of another user, in the daemon's group only.
-  const pid_t child = fork();
-  if (child == 0) {
-    const gid_t group = getgid();
-    if (setgroups(0, nullptr) != 0 || setresgid(group, group, group) != 0 ||
-        setresuid(65534, 65534, 65534) != 0) {
-      _exit(2);
-    }
-    RawSession raw(daemon.socket());
-    _exit(raw.Open(raw.MakeOpen("theirs", 100, 0, 1)).ok() ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
+  const int status = RawOpen(daemon, "theirs", 100, 65534, getegid(), "stay");
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0) << daemon.Log();
 }
