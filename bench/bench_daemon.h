@@ -20,6 +20,7 @@ class BenchDaemon {
   BenchDaemon(const BenchDaemon&) = delete;
   const std::string& socket() const { return socket_; }
   bool huge_pages() const { return mounted_; }
+  pid_t pid() const { return pid_; }
 
  private:
   std::string directory_;  // of the socket

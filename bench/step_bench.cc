@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bench/bench_daemon.h"
+#include "bench/live_job.h"
 #include "bench/measure.h"
 #include "client/client.h"
 #include "kernels/cast.h"
@@ -109,7 +110,7 @@ class KernelUpdate {
   Buffer records_, grads_, weights_;
   Threads* threads_;
   kernels::Hyperparameters hyper_;
-  kernels::BetaProducts products_;
+  kernels::StepProgress products_;
   uint32_t epoch_ = 0;
 };
 
@@ -157,87 +158,11 @@ void BenchKernel(const Options& options, const Reporter& report, Threads* thread
                {"others_busy", pairs.busy}});
 }
 
-[[noreturn]] void Die(const std::string& what, const absl::Status& status) {
-  std::fprintf(stderr, "bench: %s: %s\n", what.c_str(), status.ToString().c_str());
-  std::exit(1);
-}
-
-// One rank of a job whose gradients are the same memory at every step.
-class LiveJob {
- public:
-  LiveJob(const BenchDaemon& daemon, const std::string& name, uint64_t elements, uint32_t slots) {
-    SessionOptions options;
-    options.address = daemon.socket();
-    options.log = [](const std::string&) {};
-    JobOptions job;
-    job.name = name;
-    job.slots = slots;
-    job.max_norm = 1.0;
-    job.groups[0].lr = 1e-4;
-    std::vector<ParameterSpec> parameters;
-    constexpr uint64_t kLayer = 1 << 20;
-    for (uint64_t at = 0; at < elements; at += kLayer) {
-      ParameterSpec spec;
-      spec.name = "p" + std::to_string(parameters.size());
-      spec.shape = {static_cast<int64_t>(std::min(kLayer, elements - at))};
-      parameters.push_back(spec);
-    }
-    auto session = Session::Open(options, job, parameters);
-    if (!session.ok()) Die("Open", session.status());
-    session_ = *std::move(session);
-    for (size_t p = 0; p < parameters.size(); ++p) {
-      const std::vector<float> ones(session_->parameter_elements(p), 0.5f);
-      if (absl::Status s = session_->Upload(p, 0, ones); !s.ok()) Die("Upload", s);
-    }
-    if (absl::Status s = session_->FinishUpload(); !s.ok()) Die("FinishUpload", s);
-    slots_ = slots;
-  }
-  ~LiveJob() { session_->Close().IgnoreError(); }
-
-  struct Times {
-    double publish = 0;  // filling and handing over all gradients
-    double decide = 0;   // EndStep to the decision
-    double update = 0;   // the decision to the last bucket's ready word
-  };
-  Times Step() {
-    Times times;
-    const double start = Now();
-    for (uint32_t slot = 0; slot < slots_; ++slot) {
-      for (size_t p = session_->num_parameters(); p-- > 0;) {
-        absl::StatusOr<void*> grad = session_->AcquireGrad(p, slot);
-        if (!grad.ok()) Die("AcquireGrad", grad.status());
-        // bf16 1.0078125 everywhere: what a trainer's last kernel would write.
-        std::memset(*grad, 0x3f, session_->parameter_elements(p) * 2);
-        if (absl::Status s = session_->ReadyGrad(p, slot); !s.ok()) Die("ReadyGrad", s);
-      }
-    }
-    const double published = Now();
-    StepReport report;
-    report.slots.resize(slots_);
-    if (absl::Status s = session_->EndStep(report); !s.ok()) Die("EndStep", s);
-    if (absl::StatusOr<Decision> d = session_->WaitDecision(); !d.ok())
-      Die("WaitDecision", d.status());
-    const double decided = Now();
-    // The update runs in ascending order; all are waited for.
-    for (size_t p = 0; p < session_->num_parameters(); ++p) {
-      if (auto w = session_->WaitWeights(p); !w.ok()) Die("WaitWeights", w.status());
-    }
-    const double ready = Now();
-    times.publish = published - start;
-    times.decide = decided - published;
-    times.update = ready - decided;
-    return times;
-  }
-
- private:
-  std::unique_ptr<Session> session_;
-  uint32_t slots_ = 1;
-};
-
 void BenchLive(const Options& options, const Reporter& report, MemcpyReference* memcpy_reference) {
   BenchDaemon daemon(options.daemon, {});
   for (uint32_t slots : {1u, 2u}) {
-    LiveJob job(daemon, "bench" + std::to_string(slots), options.elements, slots);
+    LiveJob job({daemon.socket(), "bench" + std::to_string(slots), options.elements, slots,
+                 Durability::kProcess, 0});
     // One slot: the sum stays bf16; more: it is fp32.
     const double bytes = slots == 1 ? 28.0 : 30.0;
     std::vector<double> publish, decide, update;

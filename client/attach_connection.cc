@@ -86,25 +86,23 @@ absl::StatusOr<std::unique_ptr<AttachConnection>> AttachConnection::Connect(
   std::unique_ptr<AttachConnection> connection(new AttachConnection());
   while (true) {
     absl::StatusOr<contract::UniqueFd> socket = contract::ConnectUnix(path, SOCK_SEQPACKET);
-    if (socket.ok()) {
+    absl::Status status = socket.status();
+    if (status.ok()) {
       connection->socket_ = *std::move(socket);
-      break;
+      status = connection->SayHello(std::max(deadline, absl::Now() + kAnswer));
+      if (status.ok()) return connection;
     }
-    // Not there yet, nobody listening yet, or a full backlog: wait. Else it is an error.
-    const absl::StatusCode code = socket.status().code();
-    const bool transient =
-        code == absl::StatusCode::kNotFound || code == absl::StatusCode::kUnavailable;
-    if (!transient) return socket.status();
+    // Not there yet, nobody listening yet, a full backlog, or one that died before it answered:
+    // wait. Else it is an error.
+    const bool transient = absl::IsNotFound(status) || absl::IsUnavailable(status);
+    if (!transient) return status;
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat("no daemon answers at ", grpc_path, ": ", socket.status().message(),
+          absl::StrCat("no daemon answers at ", grpc_path, ": ", status.message(),
                        "; start shardd there, or set SHARDD_ADDRESS to where it is"));
     }
     absl::SleepFor(std::min(kRetry, deadline - absl::Now()));
   }
-  absl::Status status = connection->SayHello(std::max(deadline, absl::Now() + kAnswer));
-  if (!status.ok()) return status;
-  return connection;
 }
 
 absl::Status AttachConnection::SayHello(absl::Time deadline) {
@@ -150,6 +148,8 @@ void AttachConnection::RingDoorbell() const {
   message.protocol_version = contract::kProtocolVersion;
   contract::SendMessage(socket_.get(), Bytes(message), {}, MSG_DONTWAIT).IgnoreError();
 }
+
+void AttachConnection::HangUp() const { shutdown(socket_.get(), SHUT_RDWR); }
 
 bool AttachConnection::Gone(std::string* why) const {
   AttachMessage message;

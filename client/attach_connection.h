@@ -45,6 +45,9 @@ class AttachConnection {
   // Whether the daemon has hung up. Does not block. With `why`, its parting words.
   bool Gone(std::string* why = nullptr) const;
 
+  // Ends the session: a daemon that lives lets go of its place. Gone() then holds.
+  void HangUp() const;
+
  private:
   AttachConnection() = default;
   absl::Status SayHello(absl::Time deadline);

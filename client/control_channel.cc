@@ -47,6 +47,11 @@ absl::StatusOr<Reply> ControlChannel::Call(Stub* stub, Method<Stub, Request, Rep
   Reply reply;
   const grpc::Status status = (stub->*method)(&context, request, &reply);
   if (status.ok()) return reply;
+  return ToAbsl(status);
+}
+
+absl::Status ControlChannel::ToAbsl(const grpc::Status& status) const {
+  if (status.ok()) return absl::OkStatus();
   // gRPC's codes are absl's. Its own words about a lost connection help nobody.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(absl::StrCat("the daemon at ", socket_path_, " is gone (",
@@ -93,6 +98,18 @@ absl::Status ControlChannel::Close() {
 
 absl::StatusOr<v1::ServerInfoReply> ControlChannel::ServerInfo() {
   return Call(admin_.get(), &v1::Admin::Stub::ServerInfo, v1::ServerInfoRequest(), kPrompt);
+}
+
+absl::StatusOr<v1::CheckpointProgress> ControlChannel::SaveCheckpoint(
+    v1::SaveCheckpointRequest request) {
+  request.set_token(token_);
+  grpc::ClientContext context;
+  const auto reader = admin_->SaveCheckpoint(&context, request);
+  v1::CheckpointProgress progress;
+  while (reader->Read(&progress)) {
+  }
+  if (absl::Status status = ToAbsl(reader->Finish()); !status.ok()) return status;
+  return progress;
 }
 
 absl::Status ControlChannel::DeleteJob(const std::string& job) {

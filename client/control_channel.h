@@ -28,10 +28,13 @@ class ControlChannel {
   absl::Status SessionError();
   absl::Status Close();
   absl::StatusOr<v1::ServerInfoReply> ServerInfo();
+  // The last message of the stream. No deadline: a save takes as long as it takes.
+  absl::StatusOr<v1::CheckpointProgress> SaveCheckpoint(v1::SaveCheckpointRequest request);
   // Also while sessions are attached.
   absl::Status DeleteJob(const std::string& job);
 
  private:
+  absl::Status ToAbsl(const grpc::Status& status) const;
   template <typename Stub, typename Request, typename Reply>
   using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Reply*);
   template <typename Stub, typename Request, typename Reply>

@@ -1,6 +1,9 @@
 #include "client/daemon_address.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -48,6 +51,24 @@ absl::StatusOr<FoundDaemon> FindDaemon(const SessionOptions& options, const std:
         "socket"));
   }
   return StartPrivateDaemon(options, job, places);
+}
+
+absl::StatusOr<FoundDaemon> FindDaemonAgain(const FoundDaemon& before,
+                                            const SessionOptions& options, const std::string& job,
+                                            absl::Time deadline, const DaemonPlaces& places) {
+  if (!before.private_directory.empty()) {
+    // It may have been started by this process.
+    if (before.attach->daemon_pid() > 0) waitpid(before.attach->daemon_pid(), nullptr, WNOHANG);
+    SessionOptions start = options;
+    start.connect_timeout = std::max(options.connect_timeout, deadline - absl::Now());
+    return StartPrivateDaemon(start, job, places);
+  }
+  absl::StatusOr<FoundDaemon> found = AttachAt(before.socket_path, absl::ZeroDuration());
+  // A daemon makes its socket before it opens it to others.
+  if (absl::IsPermissionDenied(found.status())) {
+    return absl::UnavailableError(found.status().message());
+  }
+  return found;
 }
 
 }  // namespace shardd

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "client/attach_connection.h"
 #include "client/client.h"
 
@@ -31,6 +32,13 @@ struct DaemonPlaces {
 // daemon of another version than this library.
 absl::StatusOr<FoundDaemon> FindDaemon(const SessionOptions& options, const std::string& job,
                                        const DaemonPlaces& places = {});
+
+// Attaches again where `before` was, whose process may have died; the system's socket or the given
+// address is not left for another. A private daemon that does not run is started, and has until
+// `deadline` to answer. Does not wait for a socket: Unavailable, nobody answers there now.
+absl::StatusOr<FoundDaemon> FindDaemonAgain(const FoundDaemon& before,
+                                            const SessionOptions& options, const std::string& job,
+                                            absl::Time deadline, const DaemonPlaces& places = {});
 
 }  // namespace shardd
 

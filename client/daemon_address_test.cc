@@ -12,6 +12,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/fake_daemon.h"
 #include "client/private_daemon.h"
 #include "proto/contract/version.h"
@@ -109,6 +110,38 @@ TEST_F(DaemonAddressTest, OneRankStartsAPrivateDaemonAndFindsItAgain) {
   struct stat info;
   ASSERT_EQ(stat(first->private_directory.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST_F(DaemonAddressTest, OneThatDiedIsFoundWhereItWas) {
+  auto system = std::make_unique<FakeDaemon>(places_.system_socket, "system");
+  auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  const auto again = [&] {
+    return FindDaemonAgain(*found, options_, "job", absl::Now() + absl::Seconds(20), places_);
+  };
+  EXPECT_EQ(again()->attach->version(), "system");
+  system.reset();
+  // A rank alone would start a daemon of its own now: with another state.
+  EXPECT_EQ(again().status().code(), absl::StatusCode::kUnavailable);
+  system = std::make_unique<FakeDaemon>(places_.system_socket, "next");
+  EXPECT_EQ(again()->attach->version(), "next");
+}
+
+TEST_F(DaemonAddressTest, APrivateDaemonThatDiedIsStartedAgain) {
+  auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  const pid_t pid = found->attach->daemon_pid();
+  kill(pid, SIGKILL);
+  // It is a child of this process; wait without reaping it.
+  siginfo_t info;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+  auto next = FindDaemonAgain(*found, options_, "job", absl::Now() + absl::Seconds(20), places_);
+  ASSERT_TRUE(next.ok()) << next.status();
+  started_.insert(next->attach->daemon_pid());
+  EXPECT_NE(next->attach->daemon_pid(), pid);
+  EXPECT_EQ(next->socket_path, found->socket_path);
+  EXPECT_EQ(next->private_directory, found->private_directory);
+  EXPECT_EQ(waitpid(pid, nullptr, WNOHANG), -1) << "it was not reaped";
 }
 
 TEST_F(DaemonAddressTest, LongJobNamesFitIntoASocketPath) {

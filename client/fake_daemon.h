@@ -33,12 +33,20 @@ class FakeDaemon final : public v1::Control::Service, public v1::Admin::Service 
   explicit FakeDaemon(const std::string& socket_path, const std::string& version = "fake");
   ~FakeDaemon() override;
 
+  // Ends what it listens on and all sessions, as a process that dies does.
+  void Die();
+  // After Die: listens again and has the job as it was, in a new generation.
+  void ComeBack();
+  // Between the two: its state directory is another one.
+  void LoseJob();
+
   // --- what happened ---
   // Waits until the predicate, which runs under the daemon's lock, holds; false after
   // half a minute.
   bool WaitUntil(const std::function<bool()>& predicate);
   uint64_t committed_step() const { return committed_; }
   uint64_t generation() const { return generation_; }
+  uint64_t groups() const { return groups_; }  // that formed
   size_t sessions() const { return sessions_.size(); }
   // Descriptors of a rank that were read.
   uint64_t consumed(uint32_t rank);
@@ -54,11 +62,13 @@ class FakeDaemon final : public v1::Control::Service, public v1::Admin::Service 
   void HoldDecisions(bool hold);  // steps are not decided
   void NewGeneration();           // as after the death of a rank
   void FailJob(const std::string& reason);
+  void Initialising(bool initialising);  // the board's state, whatever was uploaded
   void Refuse(uint32_t rank, const absl::Status& why);
   void HangUp(uint32_t rank);                // closes its attach socket
   void RefuseHello(const std::string& why);  // kError to every hello from now on
   void NextResult(v1::StepResult result, const std::string& reason);  // of the next decision
-  // What Join and EndStep answer instead, once; OK: nothing.
+  // What Open, Join and EndStep answer instead, once; OK: nothing.
+  void NextOpen(const absl::Status& status);
   void NextJoin(const absl::Status& status);
   void NextEndStep(const absl::Status& status);
   void WeightsReady(bool ready);  // whether decisions set the ready steps
@@ -139,17 +149,23 @@ class FakeDaemon final : public v1::Control::Service, public v1::Admin::Service 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Peer>> sessions_;
+  uint64_t groups_ = 0;
+  uint64_t nonces_ = 0;  // of sessions before the last death
   bool stop_ = false;
   bool hold_rings_ = false;
   bool hold_decisions_ = false;
   bool weights_ready_ = true;
   std::string hello_error_;
-  absl::Status next_join_, next_end_step_;
+  absl::Status next_open_, next_join_, next_end_step_;
   v1::StepResult next_result_ = v1::STEP_APPLIED;
   std::string next_reason_;
   uint64_t doorbells_ = 0;
 
   // The job.
+  static constexpr uint32_t kSessionLines = 16;
+  static constexpr uint64_t kWindowBytes = 4096;  // small: reads go in several windows
+  static constexpr uint64_t kJobTag = 4711;
+  uint64_t timeline_ = 99;
   v1::JobConfig config_;
   std::unique_ptr<contract::Layout> layout_;
   MemoryFile weights_;

@@ -56,6 +56,17 @@ LossScale ToLossScale(const v1::JobConfig& config) {
   return out;
 }
 
+Schedule ToSchedule(const v1::Schedule& given) {
+  Schedule out;
+  if (given.kind() != 0) out.kind = static_cast<ScheduleKind>(given.kind());
+  out.warmup_steps = given.warmup_steps();
+  out.total_steps = given.total_steps();
+  out.decay_steps = given.decay_steps();
+  out.initial_factor = given.initial_factor();
+  out.final_factor = given.final_factor();
+  return out;
+}
+
 }  // namespace
 
 size_t DTypeBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
@@ -78,6 +89,12 @@ v1::Hyperparameters ToProto(const ParameterGroup& group) {
   out.set_beta2(group.beta2);
   out.set_eps(group.eps);
   out.set_weight_decay(group.weight_decay);
+  out.set_momentum(group.momentum);
+  out.set_dampening(group.dampening);
+  out.set_nesterov(group.nesterov);
+  out.set_lr_decay(group.lr_decay);
+  out.set_min_trust(group.min_trust);
+  out.set_max_trust(group.max_trust);
   return out;
 }
 
@@ -90,6 +107,13 @@ v1::JobConfig ToProto(const JobOptions& options) {
     added->set_name(group.name);
     *added->mutable_hyper() = ToProto(group);
   }
+  v1::Schedule* schedule = out.mutable_schedule();
+  schedule->set_kind(static_cast<v1::ScheduleKind>(options.schedule.kind));
+  schedule->set_warmup_steps(options.schedule.warmup_steps);
+  schedule->set_total_steps(options.schedule.total_steps);
+  schedule->set_decay_steps(options.schedule.decay_steps);
+  schedule->set_initial_factor(options.schedule.initial_factor);
+  schedule->set_final_factor(options.schedule.final_factor);
   out.set_slots(options.slots);
   out.set_grad_dtype(static_cast<v1::DType>(options.grad_dtype));
   out.set_weight_dtype(static_cast<v1::DType>(options.weight_dtype));
@@ -106,7 +130,7 @@ v1::JobConfig ToProto(const JobOptions& options) {
   out.set_reference_tokens(options.reference_tokens);
   out.set_chunk_elements(options.chunk_elements);
   out.set_bucket_elements(options.bucket_elements);
-  out.set_durability(v1::process);
+  out.set_durability(static_cast<v1::Durability>(options.durability));
   out.set_join_seconds(absl::ToDoubleSeconds(options.join_timeout));
   out.set_step_seconds(absl::ToDoubleSeconds(options.step_timeout));
   out.set_heartbeat_seconds(absl::ToDoubleSeconds(options.heartbeat));
@@ -119,14 +143,17 @@ JobOptions FromProto(const v1::JobConfig& config) {
   out.optimizer = config.optimizer();
   out.groups.clear();
   for (const v1::ParameterGroup& group : config.groups()) {
-    out.groups.push_back({group.name(), group.hyper().lr(), group.hyper().beta1(),
-                          group.hyper().beta2(), group.hyper().eps(),
-                          group.hyper().weight_decay()});
+    const v1::Hyperparameters& h = group.hyper();
+    out.groups.push_back({group.name(), h.lr(), h.beta1(), h.beta2(), h.eps(), h.weight_decay(),
+                          h.momentum(), h.dampening(), h.nesterov(), h.lr_decay(), h.min_trust(),
+                          h.max_trust()});
   }
+  out.schedule = ToSchedule(config.schedule());
   out.slots = config.slots();
   out.grad_dtype = static_cast<DType>(config.grad_dtype());
   out.weight_dtype = static_cast<DType>(config.weight_dtype());
   out.stage = static_cast<int>(config.stage());
+  out.durability = static_cast<Durability>(config.durability());
   out.weights = config.weights() == v1::private_ ? WeightsMode::kPrivate : WeightsMode::kShared;
   out.max_norm = config.max_norm();
   out.loss_scale = ToLossScale(config);
@@ -168,6 +195,12 @@ uint64_t HyperHash(const std::vector<ParameterGroup>& groups) {
   contract::Hasher hasher;
   for (const ParameterGroup& group : groups) {
     hasher.Add(group.lr).Add(group.beta1).Add(group.beta2).Add(group.eps).Add(group.weight_decay);
+    if (group.momentum == 0 && group.dampening == 0 && !group.nesterov && group.lr_decay == 0 &&
+        group.min_trust == 0 && group.max_trust == 0) {
+      continue;
+    }
+    hasher.Add(group.momentum).Add(group.dampening).Add(group.nesterov ? 1.0 : 0.0);
+    hasher.Add(group.lr_decay).Add(group.min_trust).Add(group.max_trust);
   }
   return hasher.value();
 }
@@ -207,6 +240,19 @@ absl::Status CheckOpen(const SessionOptions& options, const JobOptions& job,
         return absl::InvalidArgumentError(
             absl::StrCat("parameter '", spec.name, "' has the alias '", alias,
                          "', which is the name of another; register a tied parameter once"));
+      }
+    }
+  }
+  for (const FrozenSpec& spec : job.frozen) {
+    std::vector<std::string> of_spec = {spec.name};
+    of_spec.insert(of_spec.end(), spec.aliases.begin(), spec.aliases.end());
+    for (const std::string& name : of_spec) {
+      if (absl::Status s = contract::CheckParameterName(names.size(), name); !s.ok()) return s;
+      if (!names.insert(name).second) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("frozen parameter '", name,
+                         "' has the name of another; a parameter is trained or "
+                         "frozen, and is registered once"));
       }
     }
   }

@@ -19,8 +19,8 @@ v1::JobConfig ToProto(const JobOptions& options);
 JobOptions FromProto(const v1::JobConfig& config);
 v1::Hyperparameters ToProto(const ParameterGroup& group);
 
-// Hash of the hyper-parameters of all groups, which ranks must agree on: lr, beta1,
-// beta2, eps, weight_decay of each group in order.
+// Hash of the hyper-parameters of all groups, which ranks must agree on
+// (docs/formats/segments.md).
 uint64_t HyperHash(const std::vector<ParameterGroup>& groups);
 
 // What the client itself must know to be right before it talks to the daemon; all else

@@ -15,7 +15,9 @@ namespace {
 TEST(JobOptions, SurviveTheWayThroughProto) {
   JobOptions options = JobOptions::ForDType(DType::kFloat16);
   options.name = "j";
-  options.groups = {{"a", 1, 0.1, 0.2, 0.3, 0.4}, {"b", 2, 0.5, 0.6, 0.7, 0.8}};
+  options.groups = {{"a", 1, 0.1, 0.2, 0.3, 0.4},
+                    {"b", 2, 0.5, 0.6, 0.7, 0.8, 0.9, 0.25, true, 0.125, 0.5, 7}};
+  options.schedule = {ScheduleKind::kWsd, 10, 100, 20, 0.5, 0.25};
   options.slots = 12;
   options.weight_dtype = DType::kFloat32;
   options.stage = 3;
@@ -29,10 +31,12 @@ TEST(JobOptions, SurviveTheWayThroughProto) {
   options.join_timeout = absl::Seconds(3);
   options.step_timeout = absl::Milliseconds(1500);
   options.heartbeat = absl::Milliseconds(250);
+  options.durability = Durability::kNode;
   const v1::JobConfig config = ToProto(options);
   const JobOptions back = FromProto(config);
   EXPECT_EQ(ToProto(back).SerializeAsString(), config.SerializeAsString());
   EXPECT_EQ(back.groups, options.groups);
+  EXPECT_EQ(back.schedule, options.schedule);
   EXPECT_EQ(back.weights, WeightsMode::kPrivate);
   EXPECT_EQ(back.step_timeout, absl::Milliseconds(1500));
   // Every field of the message has a value: none was forgotten.
@@ -151,6 +155,16 @@ TEST(SessionOptions, FromEnvironment) {
   EXPECT_EQ(options->rank, 1u);
   EXPECT_EQ(options->world_size, 4u);
   EXPECT_EQ(options->address, "unix:/x");
+  EXPECT_EQ(options->reconnect_timeout, absl::Seconds(60));
+  for (const char* wrong : {"soon", "-1", "nan"}) {
+    setenv("SHARDD_RECONNECT_SECONDS", wrong, 1);
+    EXPECT_NE(std::string(SessionOptions::FromEnvironment().status().message())
+                  .find(std::string("SHARDD_RECONNECT_SECONDS is '") + wrong),
+              std::string::npos);
+  }
+  setenv("SHARDD_RECONNECT_SECONDS", "0.5", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->reconnect_timeout, absl::Milliseconds(500));
+  unsetenv("SHARDD_RECONNECT_SECONDS");
   set("one", "4");
   EXPECT_NE(std::string(SessionOptions::FromEnvironment().status().message()).find("RANK is 'one'"),
             std::string::npos);

@@ -17,8 +17,10 @@ namespace {
 
 using contract::UniqueFd;
 
-// How long state is kept for a trainer that does not come back.
+// How long memory is kept for a trainer that does not come back; then the job goes to disk, and
+// the daemon, which holds nothing any more, ends.
 constexpr int kJobTtlSeconds = 24 * 3600;
+constexpr int kExitSeconds = kJobTtlSeconds + 3600;
 // An orderly end writes nothing to disk: it is quick.
 constexpr absl::Duration kEnd = absl::Seconds(10);
 // Socket paths end at 107 bytes; longer job names are replaced by their hash.
@@ -36,6 +38,12 @@ absl::StatusOr<std::string> JobDirectory(const std::string& parent, const std::s
   if (status.ok()) status = MakePrivateDirectory(directory);
   if (!status.ok()) return status;
   return directory;
+}
+
+// Of the daemon in `directory`: on a disk, and under the same name whenever it is started.
+std::string SpillDirectory(const std::string& directory) {
+  return absl::StrCat("/var/tmp/shardd-", geteuid(), "-private/",
+                      directory.substr(directory.rfind('/') + 1));
 }
 
 // The given binary, else "shardd" beside this executable, else of PATH.
@@ -71,7 +79,9 @@ absl::StatusOr<FoundDaemon> StartPrivateDaemon(const SessionOptions& options,
       AttachOrStartDaemon({.directory = *directory,
                            .binary = DaemonBinary(options),
                            .flags = {absl::StrCat("--store.directory=", *state),
-                                     absl::StrCat("--exit_when_idle_seconds=", kJobTtlSeconds)},
+                                     absl::StrCat("--job_ttl_seconds=", kJobTtlSeconds),
+                                     absl::StrCat("--spill.directory=", SpillDirectory(*directory)),
+                                     absl::StrCat("--exit_when_idle_seconds=", kExitSeconds)},
                            .timeout = options.connect_timeout});
   if (!daemon.ok()) return daemon.status();
   absl::Status status = CheckVersion(*daemon->attach, daemon->socket_path);

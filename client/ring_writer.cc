@@ -92,4 +92,11 @@ void RingWriter::Publish(std::span<const contract::Descriptor> descriptors) {
   open_.reset();
 }
 
+void RingWriter::Restart() {
+  open_.reset();
+  outstanding_.clear();
+  head_ = 0;
+  header().head.store(0, std::memory_order_release);
+}
+
 }  // namespace shardd

@@ -52,6 +52,9 @@ class RingWriter {
   // Publishes the open block: data_offset of each descriptor counts from the block's
   // start and is made to count from the data area's.
   void Publish(std::span<const contract::Descriptor> descriptors);
+  // Begins a session with another daemon: nothing is published and all of the ring is free. The
+  // memory stays where it is.
+  void Restart();
   // Gives the open block back unpublished, if there is one.
   void Cancel() { open_.reset(); }
 

@@ -83,6 +83,25 @@ TEST(RingWriter, DescriptorsAndDataArriveInOrder) {
   EXPECT_EQ(reader.descriptor(1).data_offset % 64, 0u);
 }
 
+TEST(RingWriter, BeginsAnewInTheSameMemory) {
+  auto ring = MakeRing(8192);
+  Reader reader(*ring);
+  Descriptor one[1] = {};
+  ASSERT_TRUE(ring->TryReserve(8192, 1, 0));
+  std::byte* const block = ring->block();
+  ring->Publish(one);
+  EXPECT_FALSE(ring->TryReserve(8192, 1, 0)) << "nothing was released";
+  ring->Restart();
+  EXPECT_EQ(reader.header().head.load(), 0u);
+  EXPECT_FALSE(ring->reserved());
+  ASSERT_TRUE(ring->TryReserve(8192, 1, 0));
+  EXPECT_EQ(ring->block(), block);
+  one[0].bucket = 7;
+  ring->Publish(one);
+  EXPECT_EQ(reader.header().head.load(), 1u);
+  EXPECT_EQ(reader.descriptor(0).bucket, 7u);
+}
+
 TEST(RingWriter, SpaceComesBackInOrderOfRelease) {
   auto ring = MakeRing(8192);
   ASSERT_TRUE(ring->TryReserve(4096, 1, 0));

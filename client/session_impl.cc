@@ -31,24 +31,28 @@ SessionImpl::SessionImpl(SessionParts parts)
     : parts_(std::move(parts)),
       layout_(*parts_.layout),
       run_(parts_.staging->plan().run),
-      waiter_(parts_.segment.get(), parts_.attach.get()),
+      uploads_wanted_(parts_.daemon.job.initialising()),
       groups_(parts_.job.groups) {
+  MakePublisher();
+}
+
+void SessionImpl::MakePublisher() {
   BucketPublisher::Options options;
   options.layout = parts_.layout.get();
   options.staging = parts_.staging.get();
   options.ring = parts_.ring.get();
   options.peer = MakeRingPeer();
   options.grad_dtype = static_cast<kernels::DType>(parts_.job.grad_dtype);
-  options.job_tag = parts_.job_tag;
+  options.job_tag = parts_.daemon.job.job_tag();
   options.discard_published = parts_.job.stage >= 2;
   publisher_ = std::make_unique<BucketPublisher>(options);
 }
 
 absl::Status SessionImpl::MakeView() {
   WeightsSource source;
-  source.weights = parts_.segment->weights();
+  source.weights = parts_.daemon.segment->weights();
   source.dtype = static_cast<kernels::DType>(parts_.job.weight_dtype);
-  source.ready_step = [this](uint64_t bucket) { return parts_.segment->ready_step(bucket); };
+  source.ready_step = [this](uint64_t bucket) { return parts_.daemon.segment->ready_step(bucket); };
   source.wait = [this](absl::FunctionRef<bool()> done) { return Await(done); };
   if (parts_.job.weights == WeightsMode::kShared) {
     view_ = MakeSharedWeights(layout_, std::move(source));
@@ -65,9 +69,9 @@ absl::Status SessionImpl::MakeView() {
 absl::StatusOr<std::unique_ptr<Session>> SessionImpl::Start(SessionParts parts) {
   std::unique_ptr<SessionImpl> session(new SessionImpl(std::move(parts)));
   absl::Status status = session->MakeView();
-  if (status.ok()) status = session->Join();
+  if (status.ok()) status = session->JoinFirst();
   if (!status.ok()) return status;
-  const bool resumed = !session->parts_.created && session->next_step_ > 1;
+  const bool resumed = !session->parts_.daemon.job.created() && session->next_step_ > 1;
   if (resumed && session->rank() == 0) {
     session->parts_.options.log(
         absl::StrCat("resuming ", session->parts_.job.name, " at step ", session->next_step_));
@@ -76,54 +80,74 @@ absl::StatusOr<std::unique_ptr<Session>> SessionImpl::Start(SessionParts parts) 
 }
 
 bool SessionImpl::initialising() const {
-  return parts_.segment->board().state.load(std::memory_order_acquire) ==
+  return parts_.daemon.segment->board().state.load(std::memory_order_acquire) ==
          static_cast<uint32_t>(contract::BoardState::kInitialising);
 }
 
-absl::Status SessionImpl::PublishUpload(uint64_t begin, std::span<const float> values) {
+absl::Status SessionImpl::PublishUpload(const contract::Descriptor& part,
+                                        std::span<const std::byte> data) {
   RingWriter& ring = *parts_.ring;
-  const uint64_t bytes = values.size() * sizeof(float);
   const auto released = [&] {
-    return parts_.segment->line().released.load(std::memory_order_acquire);
+    return parts_.daemon.segment->line().released.load(std::memory_order_acquire);
   };
-  absl::Status status = Await([&] { return ring.TryReserve(bytes, 1, released()); });
+  absl::Status status = Await([&] { return ring.TryReserve(data.size(), 1, released()); });
   if (!status.ok()) return status;
-  std::memcpy(ring.block(), values.data(), bytes);
-  contract::Descriptor descriptor{};
-  descriptor.job_tag = parts_.job_tag;
+  std::memcpy(ring.block(), data.data(), data.size());
+  contract::Descriptor descriptor = part;
+  descriptor.job_tag = parts_.daemon.job.job_tag();
   descriptor.generation = generation_;
-  descriptor.begin = begin;
-  descriptor.count = values.size();
-  descriptor.kind = static_cast<uint8_t>(contract::DescriptorKind::kInit);
-  descriptor.dtype = static_cast<uint8_t>(kernels::DType::kFloat32);
   ring.Publish(std::span(&descriptor, 1));
   MakeRingPeer().doorbell();
   return absl::OkStatus();
 }
 
+absl::Status SessionImpl::UploadFloats(const contract::Descriptor& of, size_t parameter,
+                                       uint64_t offset, std::span<const float> values) {
+  absl::Status status = CheckParameter(parameter);
+  if (!status.ok()) return status;
+  const uint64_t elements = layout_.parameter_elements(parameter);
+  const uint64_t unit = contract::kParameterAlignment;
+  if (offset > elements || values.size() > elements - offset || offset % unit != 0 ||
+      (values.size() % unit != 0 && offset + values.size() != elements)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an upload of ", values.size(), " elements at ", offset, " of '", Name(parameter),
+        "', which has ", elements, "; a part begins at a multiple of ", unit,
+        " and ends at one or at the parameter's end"));
+  }
+  // The last element may have made the job complete before a parameter without any comes.
+  if (values.empty()) return absl::OkStatus();
+  if (!initialising()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job '", parts_.job.name, "' has its weights; upload only while initialising()"));
+  }
+  const uint64_t most = parts_.ring->data_bytes() / sizeof(float) / kUploadParts / unit * unit;
+  for (uint64_t at = 0; at < values.size() && status.ok(); at += most) {
+    const auto some = values.subspan(at, std::min<uint64_t>(most, values.size() - at));
+    contract::Descriptor part = of;
+    part.begin = layout_.parameter_range(parameter).begin + offset + at;
+    part.count = some.size();
+    part.dtype = static_cast<uint8_t>(kernels::DType::kFloat32);
+    status = PublishUpload(part, std::as_bytes(some));
+  }
+  return status;
+}
+
 absl::Status SessionImpl::Upload(size_t parameter, uint64_t offset, std::span<const float> values) {
-  return RunVerb([&]() -> absl::Status {
-    absl::Status status = CheckParameter(parameter);
-    if (!status.ok()) return status;
-    const uint64_t elements = layout_.parameter_elements(parameter);
-    const uint64_t unit = contract::kParameterAlignment;
-    if (offset > elements || values.size() > elements - offset || offset % unit != 0 ||
-        (values.size() % unit != 0 && offset + values.size() != elements)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "an upload of ", values.size(), " elements at ", offset, " of '", Name(parameter),
-          "', which has ", elements, "; a part begins at a multiple of ", unit,
-          " and ends at one or at the parameter's end"));
-    }
-    if (!initialising()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job '", parts_.job.name, "' has its weights; upload only while initialising()"));
-    }
-    const uint64_t part = parts_.ring->data_bytes() / sizeof(float) / kUploadParts / unit * unit;
-    for (uint64_t at = 0; at < values.size() && status.ok(); at += part) {
-      status = PublishUpload(layout_.parameter_range(parameter).begin + offset + at,
-                             values.subspan(at, std::min<uint64_t>(part, values.size() - at)));
-    }
-    return status;
+  return RunVerb([&] {
+    contract::Descriptor part{};
+    part.kind = static_cast<uint8_t>(contract::DescriptorKind::kInit);
+    return UploadFloats(part, parameter, offset, values);
+  });
+}
+
+absl::Status SessionImpl::UploadMoment(uint32_t moment, size_t parameter, uint64_t offset,
+                                       std::span<const float> values, uint64_t applied) {
+  return RunVerb([&] {
+    contract::Descriptor part{};
+    part.kind = static_cast<uint8_t>(contract::DescriptorKind::kMoment);
+    part.bucket = moment;
+    part.step = applied;
+    return UploadFloats(part, parameter, offset, values);
   });
 }
 
@@ -134,8 +158,12 @@ absl::Status SessionImpl::FinishUpload() {
 absl::StatusOr<std::vector<StepRecord>> SessionImpl::StepRecords(uint64_t first_step) {
   v1::StepRecordsRequest request;
   request.set_first_step(first_step);
-  absl::StatusOr<v1::StepRecordsReply> reply = parts_.control->StepRecords(request);
-  if (!reply.ok()) return reply.status();
+  absl::StatusOr<v1::StepRecordsReply> reply;
+  absl::Status status = RunRead([&] {
+    reply = parts_.daemon.control->StepRecords(request);
+    return reply.status();
+  });
+  if (!status.ok()) return status;
   std::vector<StepRecord> records;
   for (const v1::StepRecord& from : reply->records()) {
     StepRecord& record = records.emplace_back();
@@ -156,7 +184,7 @@ absl::StatusOr<std::vector<StepRecord>> SessionImpl::StepRecords(uint64_t first_
 
 absl::Status SessionImpl::FillWindow(StateKind kind, size_t parameter, uint64_t offset,
                                      std::span<float> out, uint64_t* committed_step) {
-  const uint64_t room = parts_.window.size() / sizeof(float);
+  const uint64_t room = parts_.daemon.window.size() / sizeof(float);
   for (size_t at = 0; at < out.size();) {
     const size_t count = std::min<size_t>(out.size() - at, room);
     v1::FillWindowRequest request;
@@ -164,13 +192,13 @@ absl::Status SessionImpl::FillWindow(StateKind kind, size_t parameter, uint64_t 
     request.set_parameter(static_cast<uint32_t>(parameter));
     request.set_offset(offset + at);
     request.set_count(count);
-    absl::StatusOr<v1::FillWindowReply> reply = parts_.control->FillWindow(request);
+    absl::StatusOr<v1::FillWindowReply> reply = parts_.daemon.control->FillWindow(request);
     if (!reply.ok()) return reply.status();
     if (at == 0) *committed_step = reply->committed_step();
     if (reply->committed_step() != *committed_step) {
       return absl::AbortedError("the state moved on while it was read");
     }
-    std::memcpy(out.data() + at, parts_.window.data(), count * sizeof(float));
+    std::memcpy(out.data() + at, parts_.daemon.window.data(), count * sizeof(float));
     at += count;
   }
   return absl::OkStatus();
@@ -186,12 +214,15 @@ absl::Status SessionImpl::ReadState(StateKind kind, size_t parameter, uint64_t o
                                                    " of '", Name(parameter), "', which has ",
                                                    elements));
   }
-  uint64_t committed_step = 0;
-  for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-    status = FillWindow(kind, parameter, offset, out, &committed_step);
-    if (!absl::IsAborted(status)) break;
-  }
-  return status;
+  return RunRead([&] {
+    uint64_t committed_step = 0;
+    absl::Status read;
+    for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
+      read = FillWindow(kind, parameter, offset, out, &committed_step);
+      if (!absl::IsAborted(read)) break;
+    }
+    return read;
+  });
 }
 
 absl::StatusOr<uint64_t> SessionImpl::ParameterApplied(size_t parameter) {
@@ -200,34 +231,57 @@ absl::StatusOr<uint64_t> SessionImpl::ParameterApplied(size_t parameter) {
   v1::FillWindowRequest request;
   request.set_kind(v1::STATE_MASTER);
   request.set_parameter(static_cast<uint32_t>(parameter));
-  absl::StatusOr<v1::FillWindowReply> reply = parts_.control->FillWindow(request);
-  if (!reply.ok()) return reply.status();
+  absl::StatusOr<v1::FillWindowReply> reply;
+  status = RunRead([&] {
+    reply = parts_.daemon.control->FillWindow(request);
+    return reply.status();
+  });
+  if (!status.ok()) return status;
   return reply->parameter_applied();
 }
 
 absl::Status SessionImpl::Close() {
   std::unique_lock<std::shared_mutex> lock(verbs_);
   if (closed_) return absl::OkStatus();
+  if (!lost_.ok()) return lost_;
+  absl::Status status;
   if (ended_) {
     // The others' step needs what this rank gave. When it does not come about, leaving is right.
-    Await([this] {
-      return parts_.segment->board().committed_step.load(std::memory_order_acquire) >= next_step_;
-    }).IgnoreError();
+    status = Await([this] {
+      return parts_.daemon.segment->board().committed_step.load(std::memory_order_acquire) >=
+             next_step_;
+    });
   }
-  absl::Status status = parts_.control->Close();
+  if (!DaemonGone(status)) status = parts_.daemon.control->Close();
+  while (DaemonGone(status)) {
+    status = Reattach();
+    if (status.ok()) status = parts_.daemon.control->Close();
+  }
   if (!status.ok()) return status;
   closed_ = true;
-  if (parts_.private_directory.empty()) return absl::OkStatus();
+  if (parts_.daemon.found.private_directory.empty()) return absl::OkStatus();
   // Nobody else uses a private daemon: its memory would be held for nobody.
-  return EndPrivateDaemon(parts_.private_directory, parts_.attach->daemon_pid(),
-                          [&]() -> absl::StatusOr<bool> {
-                            absl::StatusOr<v1::ServerInfoReply> info = parts_.control->ServerInfo();
-                            if (!info.ok()) return info.status();
-                            if (info->sessions() > 1) return false;
-                            absl::Status deleted = parts_.control->DeleteJob(parts_.job.name);
-                            if (!deleted.ok()) return deleted;
-                            return true;
-                          });
+  return EndPrivateDaemon(
+      parts_.daemon.found.private_directory, parts_.daemon.attach().daemon_pid(),
+      [&]() -> absl::StatusOr<bool> {
+        absl::StatusOr<v1::ServerInfoReply> info = parts_.daemon.control->ServerInfo();
+        if (!info.ok()) return info.status();
+        if (info->sessions() > 1) return false;
+        absl::Status deleted = parts_.daemon.control->DeleteJob(parts_.job.name);
+        if (!deleted.ok()) return deleted;
+        return true;
+      });
+}
+
+absl::Status SessionImpl::DeleteJob() {
+  std::unique_lock<std::shared_mutex> lock(verbs_);
+  if (!closed_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", parts_.job.name, "' is in use by this session; call Close first"));
+  }
+  if (!parts_.daemon.found.private_directory.empty()) return absl::OkStatus();
+  const absl::Status status = parts_.daemon.control->DeleteJob(parts_.job.name);
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
 
 }  // namespace shardd

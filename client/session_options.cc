@@ -21,6 +21,19 @@ absl::Status ReadNumber(const char* name, uint32_t* out) {
                                                  "'; it must be a number of 0 or more"));
 }
 
+// Left alone where the variable is not set.
+absl::Status ReadSeconds(const char* name, absl::Duration* out) {
+  const std::string text = Environment(name);
+  if (text.empty()) return absl::OkStatus();
+  double seconds = 0;
+  if (!absl::SimpleAtod(text, &seconds) || !(seconds >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("the environment variable ", name, " is '", text,
+                                                   "'; it must be seconds, 0 or more"));
+  }
+  *out = absl::Seconds(seconds);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
@@ -29,6 +42,7 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   if (status.ok()) status = ReadNumber("WORLD_SIZE", &options.world_size);
   uint32_t restarts = 0;
   if (status.ok()) status = ReadNumber("SHARDD_RESTART_COUNT", &restarts);
+  if (status.ok()) status = ReadSeconds("SHARDD_RECONNECT_SECONDS", &options.reconnect_timeout);
   if (!status.ok()) return status;
   options.restarted = restarts > 0;
   if (options.world_size == 0 || options.rank >= options.world_size) {

@@ -8,6 +8,7 @@
 #include "client/bucket_publisher.h"
 #include "client/daemon_address.h"
 #include "client/job_options.h"
+#include "client/retry.h"
 #include "client/slot_plan.h"
 #include "kernels/isa.h"
 #include "proto/contract/segments.h"
@@ -19,7 +20,10 @@ namespace {
 
 // Admission makes the job's memory resident first, which takes a second per gigabyte.
 constexpr absl::Duration kOpenTimeout = absl::Minutes(10);
+// A job that is there is opened at once; this is for a daemon that is busy.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(10);
 // Below this an upload would be all descriptors and no data.
+constexpr Backoff kOpenAgain = {.first = absl::Milliseconds(5), .most = absl::Milliseconds(100)};
 constexpr uint64_t kSmallestRing = 64 * 1024;
 
 v1::Resume ToProto(Resume resume) {
@@ -45,6 +49,13 @@ v1::OpenRequest MakeOpenRequest(const SessionOptions& options, const JobOptions&
     for (int64_t extent : spec.shape) parameter->add_shape(extent);
     parameter->set_group(spec.group);
     for (const std::string& alias : spec.aliases) parameter->add_aliases(alias);
+  }
+  for (const FrozenSpec& spec : job.frozen) {
+    v1::FrozenParameter* frozen = request.add_frozen();
+    frozen->set_name(spec.name);
+    for (int64_t extent : spec.shape) frozen->add_shape(extent);
+    frozen->set_dtype(static_cast<v1::DType>(spec.dtype));
+    for (const std::string& alias : spec.aliases) frozen->add_aliases(alias);
   }
   request.set_rank(options.rank);
   request.set_world_size(options.world_size);
@@ -91,33 +102,55 @@ absl::Status MakeRing(SessionParts* parts) {
   return absl::OkStatus();
 }
 
-absl::Status MapSegments(const v1::OpenReply& reply, SessionParts* parts) {
+absl::Status MapSegments(const SessionParts& parts, DaemonLink* link) {
+  const v1::OpenReply& reply = link->job;
   absl::StatusOr<AttachConnection::Segments> segments =
-      parts->attach->ExchangeSegments(parts->ring->fd());
+      link->found.attach->ExchangeSegments(parts.ring->fd());
   if (!segments.ok()) return segments.status();
   WeightsSegment::Expected expected;
   expected.bytes = reply.weights_bytes();
   expected.job_tag = reply.job_tag();
   expected.timeline = reply.timeline();
   expected.session_line = reply.session_line();
-  expected.weight_dtype = static_cast<kernels::DType>(parts->job.weight_dtype);
+  expected.weight_dtype = static_cast<kernels::DType>(parts.job.weight_dtype);
   absl::StatusOr<std::unique_ptr<WeightsSegment>> segment =
-      WeightsSegment::Map(std::move(segments->weights), *parts->layout, expected);
+      WeightsSegment::Map(std::move(segments->weights), *parts.layout, expected);
   if (!segment.ok()) return segment.status();
-  parts->segment = *std::move(segment);
+  link->segment = *std::move(segment);
   absl::StatusOr<ReadOnlyMapping> window =
       ReadOnlyMapping::Map(std::move(segments->window), reply.window_bytes(), "the window");
   if (!window.ok()) return window.status();
-  parts->window = *std::move(window);
+  link->window = *std::move(window);
   return absl::OkStatus();
 }
 
-}  // namespace
+absl::Status SendOpen(const v1::OpenRequest& request, absl::Duration timeout, DaemonLink* link) {
+  link->control = std::make_unique<ControlChannel>(link->found.socket_path, link->attach().token());
+  absl::StatusOr<v1::OpenReply> reply = link->control->Open(request, timeout);
+  if (!reply.ok()) return reply.status();
+  link->job = *std::move(reply);
+  return absl::OkStatus();
+}
 
-absl::StatusOr<SessionParts> OpenParts(const SessionOptions& options, const JobOptions& job,
-                                       const std::vector<ParameterSpec>& parameters) {
-  absl::Status status = CheckOpen(options, job, parameters);
-  if (!status.ok()) return status;
+// Whether the job that a daemon came back with is the one that was trained.
+absl::Status CheckSameJob(const SessionParts& parts, const DaemonLink& link) {
+  const v1::OpenReply& was = parts.daemon.job;
+  const v1::OpenReply& is = link.job;
+  if (is.job_id() == was.job_id() && is.timeline() == was.timeline() &&
+      is.job_tag() == was.job_tag()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the daemon at ", link.found.socket_path, " came back with another job '", parts.job.name,
+      "' (id ", is.job_id(), ", timeline ", is.timeline(), ", at step ", is.committed_step(),
+      ") than this session trained (id ", was.job_id(), ", timeline ", was.timeline(),
+      "); open the job again to go on with that one, or start shardd with the state directory "
+      "that it had"));
+}
+
+// `found` becomes true once a daemon has answered.
+absl::StatusOr<SessionParts> OpenOnce(const SessionOptions& options, const JobOptions& job,
+                                      const std::vector<ParameterSpec>& parameters, bool* found) {
   SessionParts parts;
   parts.options = options;
   parts.job = job;
@@ -126,26 +159,78 @@ absl::StatusOr<SessionParts> OpenParts(const SessionOptions& options, const JobO
       std::fprintf(stderr, "shardd: %s\n", line.c_str());
     };
   }
+  parts.request = MakeOpenRequest(options, job, parameters);
   absl::StatusOr<FoundDaemon> daemon = FindDaemon(options, job.name);
   if (!daemon.ok()) return daemon.status();
-  parts.attach = std::move(daemon->attach);
-  parts.private_directory = daemon->private_directory;
-  parts.control = std::make_unique<ControlChannel>(daemon->socket_path, parts.attach->token());
-
-  absl::StatusOr<v1::OpenReply> reply =
-      parts.control->Open(MakeOpenRequest(options, job, parameters), kOpenTimeout);
-  if (!reply.ok()) return reply.status();
-  parts.created = reply->created();
-  parts.job_tag = reply->job_tag();
-  parts.committed_step = reply->committed_step();
+  *found = true;
+  parts.daemon.found = *std::move(daemon);
+  absl::Status status = SendOpen(parts.request, kOpenTimeout, &parts.daemon);
+  if (!status.ok()) return status;
   absl::StatusOr<std::unique_ptr<const contract::Layout>> layout =
-      MakeLayout(job, parameters, *reply);
+      MakeLayout(job, parameters, parts.daemon.job);
   if (!layout.ok()) return layout.status();
   parts.layout = *std::move(layout);
   status = MakeRing(&parts);
-  if (status.ok()) status = MapSegments(*reply, &parts);
+  if (status.ok()) status = MapSegments(parts, &parts.daemon);
   if (!status.ok()) return status;
   return parts;
+}
+
+}  // namespace
+
+absl::StatusOr<SessionParts> OpenParts(const SessionOptions& options, const JobOptions& job,
+                                       const std::vector<ParameterSpec>& parameters) {
+  absl::Status status = CheckOpen(options, job, parameters);
+  if (!status.ok()) return status;
+  absl::StatusOr<SessionParts> parts;
+  bool found = false;
+  // One that answered and went away while the job was being opened is waited for, as later on.
+  status = RetryUntil(
+      absl::Now() + options.reconnect_timeout, kOpenAgain, SystemWait(),
+      [&] {
+        parts = OpenOnce(options, job, parameters, &found);
+        return parts.status();
+      },
+      [&](const absl::Status& failed) {
+        return found && options.reconnect_timeout > absl::ZeroDuration() &&
+               (absl::IsUnavailable(failed) || absl::IsCancelled(failed) ||
+                absl::IsUnauthenticated(failed));
+      });
+  if (!status.ok()) return status;
+  return parts;
+}
+
+absl::StatusOr<DaemonLink> Reopen(const SessionParts& parts, bool has_state, absl::Time deadline) {
+  DaemonLink link;
+  absl::StatusOr<FoundDaemon> found =
+      FindDaemonAgain(parts.daemon.found, parts.options, parts.job.name, deadline);
+  if (!found.ok()) return found.status();
+  link.found = *std::move(found);
+  v1::OpenRequest request = parts.request;
+  // The group goes on where it was: ranks that have closed meanwhile are not waited for.
+  request.set_restarted(true);
+  if (has_state) request.set_resume(v1::RESUME_MUST);
+  const absl::Duration timeout =
+      has_state ? std::max(deadline - absl::Now(), kAnswerTimeout) : kOpenTimeout;
+  absl::Status status = SendOpen(request, timeout, &link);
+  if (absl::IsNotFound(status)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon at ", link.found.socket_path, " came back without job '",
+                     parts.job.name, "'; start shardd with the state directory that it had"));
+  }
+  if (!status.ok()) return status;
+  if (link.job.layout_hash() != parts.layout->hash()) {
+    return absl::FailedPreconditionError(absl::StrCat("the daemon at ", link.found.socket_path,
+                                                      " now lays job '", parts.job.name,
+                                                      "' out otherwise; start this rank again"));
+  }
+  if (has_state) status = CheckSameJob(parts, link);
+  if (status.ok()) {
+    parts.ring->Restart();
+    status = MapSegments(parts, &link);
+  }
+  if (!status.ok()) return status;
+  return link;
 }
 
 }  // namespace shardd

@@ -1,5 +1,6 @@
 // The verbs of a step: weights, gradients, its end.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -104,13 +105,13 @@ absl::Status SessionImpl::ReadyGrad(size_t parameter, uint32_t slot) {
 RingPeer SessionImpl::MakeRingPeer() {
   RingPeer peer;
   peer.released = [this] {
-    return parts_.segment->line().released.load(std::memory_order_acquire);
+    return parts_.daemon.segment->line().released.load(std::memory_order_acquire);
   };
   peer.doorbell = [this] {
     // Pairs with the daemon's fence between saying that it sleeps and its last look.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (parts_.segment->board().daemon_sleeps.load(std::memory_order_relaxed) == 1) {
-      parts_.attach->RingDoorbell();
+    if (parts_.daemon.segment->board().daemon_sleeps.load(std::memory_order_relaxed) == 1) {
+      parts_.daemon.attach().RingDoorbell();
     }
   };
   peer.wait = [this](absl::FunctionRef<bool()> done) { return Await(done); };
@@ -169,10 +170,10 @@ absl::Status SessionImpl::SendEndStep(const StepReport& report) {
     for (const ParameterGroup& group : groups) *request.add_groups() = ToProto(group);
     request.set_blob(report.blob);
   }
-  absl::Status status = parts_.control->EndStep(std::move(request), kEndStepTimeout);
+  absl::Status status = parts_.daemon.control->EndStep(std::move(request), kEndStepTimeout);
   if (absl::IsAborted(status)) {
     // The generation is over, or this session was refused: the board knows.
-    absl::Status why = Explain(waiter_.Check(generation_));
+    absl::Status why = Explain(waiter().Check(generation_));
     return why.ok() ? status : why;
   }
   if (!status.ok()) return status;
@@ -193,30 +194,39 @@ absl::Status SessionImpl::EndStep(const StepReport& report) {
   });
 }
 
+bool SessionImpl::TakeDecision(Decision* decision) {
+  const WeightsSegment& segment = *parts_.daemon.segment;
+  if (segment.board().committed_step.load(std::memory_order_acquire) < next_step_) return false;
+  const std::optional<BoardDecision> news = segment.ReadDecision();
+  if (!news) return false;
+  decision->step = next_step_;
+  decision->applied = news->applied;
+  decision->result = static_cast<StepResult>(news->result);
+  decision->reason = news->skip_reason;
+  decision->loss = news->loss;
+  decision->grad_norm = news->grad_norm;
+  decision->loss_scale = news->loss_scale;
+  decision->lr = news->lr;
+  decision->lr.resize(std::min(news->lr.size(), groups_.size()));
+  loss_scale_ = news->loss_scale;
+  ended_ = false;
+  publisher_->Begin(generation_, ++next_step_);
+  retired_.clear();
+  return true;
+}
+
 absl::StatusOr<Decision> SessionImpl::WaitDecision() {
   Decision decision;
-  absl::Status status = RunVerb([&]() -> absl::Status {
+  const auto taken = [&] { return TakeDecision(&decision); };
+  const auto wait = [&]() -> absl::Status {
     if (!ended_) {
       return absl::FailedPreconditionError(
           absl::StrCat("WaitDecision before step ", next_step_, " was ended; call EndStep first"));
     }
-    const std::atomic<uint64_t>& committed = parts_.segment->board().committed_step;
-    absl::Status waited =
-        Await([&] { return committed.load(std::memory_order_acquire) >= next_step_; });
-    if (!waited.ok()) return waited;
-    const BoardDecision news = parts_.segment->ReadDecision();
-    decision.step = next_step_;
-    decision.applied = news.applied;
-    decision.result = static_cast<StepResult>(news.result);
-    decision.reason = news.skip_reason;
-    decision.loss = news.loss;
-    decision.grad_norm = news.grad_norm;
-    decision.loss_scale = news.loss_scale;
-    loss_scale_ = news.loss_scale;
-    ended_ = false;
-    publisher_->Begin(generation_, ++next_step_);
-    return absl::OkStatus();
-  });
+    return Await(taken);
+  };
+  // A daemon that died after it decided has decided.
+  absl::Status status = RunVerb(wait, [&] { return ended_ && taken(); });
   if (!status.ok()) return status;
   return decision;
 }

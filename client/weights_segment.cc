@@ -87,23 +87,24 @@ absl::StatusOr<std::unique_ptr<WeightsSegment>> WeightsSegment::Map(contract::Un
   return segment;
 }
 
-BoardDecision WeightsSegment::ReadDecision() const {
+std::optional<BoardDecision> WeightsSegment::ReadDecision() const {
   const contract::Board& board = this->board();
   BoardDecision decision;
-  uint64_t before, after;
-  do {
-    before = board.decision_seq.load(std::memory_order_acquire);
-    decision.committed_step = board.committed_step.load(std::memory_order_relaxed);
-    decision.applied = board.applied.load(std::memory_order_relaxed);
-    decision.result = board.result.load(std::memory_order_relaxed);
-    decision.loss = board.loss.load(std::memory_order_relaxed);
-    decision.grad_norm = board.grad_norm.load(std::memory_order_relaxed);
-    decision.loss_scale = board.loss_scale.load(std::memory_order_relaxed);
-    decision.skip_reason = ReadText(board.skip_reason);
-    // The loads above may not move below the second look at the sequence.
-    std::atomic_thread_fence(std::memory_order_acquire);
-    after = board.decision_seq.load(std::memory_order_relaxed);
-  } while (before != after || before % 2 != 0);
+  const uint64_t before = board.decision_seq.load(std::memory_order_acquire);
+  decision.committed_step = board.committed_step.load(std::memory_order_relaxed);
+  decision.applied = board.applied.load(std::memory_order_relaxed);
+  decision.result = board.result.load(std::memory_order_relaxed);
+  decision.loss = board.loss.load(std::memory_order_relaxed);
+  decision.grad_norm = board.grad_norm.load(std::memory_order_relaxed);
+  decision.loss_scale = board.loss_scale.load(std::memory_order_relaxed);
+  decision.skip_reason = ReadText(board.skip_reason);
+  for (const std::atomic<double>& lr : board.lr) {
+    decision.lr.push_back(lr.load(std::memory_order_relaxed));
+  }
+  // The loads above may not move below the second look at the sequence.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const uint64_t after = board.decision_seq.load(std::memory_order_relaxed);
+  if (before != after || before % 2 != 0) return std::nullopt;
   return decision;
 }
 

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/memory_file.h"
@@ -25,6 +27,7 @@ struct BoardDecision {
   double grad_norm = 0;
   double loss_scale = 1;
   std::string skip_reason;
+  std::vector<double> lr;  // [kBoardGroups]
 };
 
 // Thread-safe.
@@ -51,7 +54,8 @@ class WeightsSegment {
   }
   const std::byte* weights() const { return weights_; }  // [flat_elements] of weight_dtype
 
-  BoardDecision ReadDecision() const;
+  // nullopt: the daemon is writing it. Or died while it did: so do not spin on this.
+  std::optional<BoardDecision> ReadDecision() const;
   // Board::failure, for a board in state kFailed.
   std::string Failure() const;
 

@@ -130,8 +130,11 @@ TEST_F(WeightsSegmentTest, ADecisionIsReadAsOne) {
     for (uint64_t step = 2; !stop; ++step) write(step);
   });
   uint64_t last = 0;
-  for (int i = 0; i < 20'000; ++i) {
-    const BoardDecision d = segment->ReadDecision();
+  for (int i = 0; i < 20'000;) {
+    const std::optional<BoardDecision> read = segment->ReadDecision();
+    if (!read) continue;
+    ++i;
+    const BoardDecision& d = *read;
     ASSERT_GE(d.committed_step, last);
     last = d.committed_step;
     ASSERT_EQ(d.applied, last * 2);
@@ -143,6 +146,13 @@ TEST_F(WeightsSegmentTest, ADecisionIsReadAsOne) {
   }
   stop = true;
   writer.join();
+}
+
+TEST_F(WeightsSegmentTest, AWriterThatDiedAmidADecisionHoldsNobody) {
+  auto segment = *Map();
+  EXPECT_TRUE(segment->ReadDecision().has_value());
+  board().decision_seq.fetch_add(1);
+  EXPECT_FALSE(segment->ReadDecision().has_value());
 }
 
 TEST_F(WeightsSegmentTest, TextsEndWithTheirFieldAtTheLatest) {

@@ -48,7 +48,7 @@ class View : public WeightsView {
   }
 
   const Layout& layout_;
-  const WeightsSource source_;
+  WeightsSource source_;
   const size_t element_;
 };
 
@@ -69,6 +69,7 @@ class SharedWeights : public View {
     return absl::OkStatus();
   }
   void Release(std::span<const size_t> /*parameters*/) override {}
+  void Rebase(const std::byte* weights) override { source_.weights = weights; }
 };
 
 // A full copy, refreshed bucket by bucket as its parameters are asked for.
@@ -101,6 +102,10 @@ class PrivateWeights : public View {
     return absl::OkStatus();
   }
   void Release(std::span<const size_t> /*parameters*/) override {}
+  void Rebase(const std::byte* weights) override {
+    source_.weights = weights;
+    std::fill(step_of_.begin(), step_of_.end(), kNoStep);
+  }
 
  private:
   MemoryFile memory_;
@@ -153,6 +158,11 @@ class ShardedWeights : public View {
       gathered_[parameter] = false;
       Hold(layout_.parameter_range(parameter), -1);
     }
+  }
+
+  void Rebase(const std::byte* weights) override {
+    source_.weights = weights;
+    std::fill(step_of_.begin(), step_of_.end(), kNoStep);
   }
 
  private:

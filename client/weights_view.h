@@ -37,6 +37,9 @@ class WeightsView {
   virtual absl::StatusOr<const void*> Wait(size_t parameter, uint64_t step) = 0;
   virtual absl::Status Gather(std::span<const size_t> parameters, uint64_t step) = 0;
   virtual void Release(std::span<const size_t> parameters) = 0;
+  // The daemon's weights are at another address from now on, and whatever was copied from the old
+  // one is copied again before it is next handed out. Memory of this process stays.
+  virtual void Rebase(const std::byte* weights) = 0;
 };
 
 // `layout` outlives the view.

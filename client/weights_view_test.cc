@@ -169,5 +169,28 @@ TEST(ShardedWeights, HoldsTheShardAndWhatIsGathered) {
   EXPECT_EQ(ResidentWeights(), 4u * 4096) << "the own shard";
 }
 
+// Another daemon's segment: the memory that was handed out stays, its content is that one's.
+TEST(AllWeights, FollowTheSourceToAnotherAddress) {
+  Source before, after;
+  after.SetAllReady(3);
+  const auto* other = after.Get().weights;
+  const size_t b[] = {1};
+
+  auto shared = MakeSharedWeights(before.layout(), before.Get());
+  shared->Rebase(other);
+  EXPECT_EQ(*shared->Wait(1, 0), other + before.layout().parameter_range(1).begin * 4);
+
+  auto copied = *MakePrivateWeights(before.layout(), before.Get());
+  auto sharded = *MakeShardedWeights(before.layout(), before.Get(), {0, 0});
+  for (WeightsView* view : {copied.get(), sharded.get()}) {
+    ASSERT_TRUE(view->Gather(b, 0).ok());
+    const void* memory = *view->Wait(1, 0);
+    before.ExpectStep(1, 0, memory);
+    view->Rebase(other);
+    before.ExpectStep(1, 3, view->Wait(1, 0));
+    EXPECT_EQ(*view->Wait(1, 0), memory);
+  }
+}
+
 }  // namespace
 }  // namespace shardd

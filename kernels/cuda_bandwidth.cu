@@ -91,7 +91,7 @@ void Main() {
 
   std::unique_ptr<cuda::UpdateTable> table;
   MustSucceed(cuda::UpdateTable::Create(runs, &table));
-  BetaProducts products;
+  StepProgress products;
   const StepScalars scalars = FindOptimizer("adamw")->Step(Hyperparameters(), &products);
   cuda::UpdateArguments arguments;
   arguments.grad_dtype = DType::kBFloat16;

@@ -27,10 +27,10 @@ int DeviceCount();
 // One run of elements of one parameter (UpdateRun without what a device lacks:
 // state in device memory dies with the device, so there is no undo log).
 struct DeviceRun {
-  float* master = nullptr;     // [count]
-  float* state[2] = {};        // [count] each; those the optimizer has
-  const void* grad = nullptr;  // [count]
-  void* weight = nullptr;      // [count]
+  float* master = nullptr;        // [count]
+  float* state[kMaxStates] = {};  // [count] each; those the optimizer has
+  const void* grad = nullptr;     // [count]
+  void* weight = nullptr;         // [count]
   uint64_t count = 0;
   uint32_t scalars = 0;  // which of the step scalars are this run's
 };

@@ -90,21 +90,24 @@ std::vector<Extent> Extents(size_t* total) {
   return extents;
 }
 
-void TestUpdate(DType grad_dtype, DType weight_dtype) {
+void TestUpdate(const Optimizer& optimizer, DType grad_dtype, DType weight_dtype) {
   size_t total = 0;
   const std::vector<Extent> extents = Extents(&total);
-  std::vector<uint8_t> host[5];  // master, state, state, grad, weight
-  for (uint32_t k = 0; k < 3; ++k) host[k] = HostileArray(DType::kFloat32, total, 10 + k);
-  host[3] = HostileArray(grad_dtype, total, 13);
-  host[4].assign(total * DTypeSize(weight_dtype), 0xA5);
-  const DeviceArray device[5] = {DeviceArray(host[0]), DeviceArray(host[1]), DeviceArray(host[2]),
-                                 DeviceArray(host[3]), DeviceArray(host[4])};
+  constexpr int kGrad = 1 + kMaxStates, kWeight = kGrad + 1;
+  std::vector<std::vector<uint8_t>> host;  // master, states, grad, weight
+  for (uint32_t k = 0; k < kGrad; ++k) host.push_back(HostileArray(DType::kFloat32, total, 10 + k));
+  host.push_back(HostileArray(grad_dtype, total, 9));
+  host.emplace_back(total * DTypeSize(weight_dtype), 0xA5);
+  std::vector<std::unique_ptr<DeviceArray>> device;
+  for (const auto& array : host) device.push_back(std::make_unique<DeviceArray>(array));
 
-  const Optimizer& adamw = *FindOptimizer("adamw");
   Hyperparameters hyper;
   hyper.weight_decay = 0.1;
-  BetaProducts products;
-  const StepScalars scalars[2] = {adamw.Step(hyper, &products), adamw.Step(hyper, &products)};
+  hyper.momentum = 0.9;
+  hyper.nesterov = true;
+  StepProgress progress;
+  const StepScalars scalars[2] = {optimizer.Step(hyper, &progress),
+                                  optimizer.Step(hyper, &progress)};
 
   std::vector<cuda::DeviceRun> runs;
   for (size_t r = 0; r < extents.size(); ++r) {
@@ -112,27 +115,27 @@ void TestUpdate(DType grad_dtype, DType weight_dtype) {
     const size_t grad_at = first * DTypeSize(grad_dtype),
                  weight_at = first * DTypeSize(weight_dtype);
     cuda::DeviceRun on_device;
-    on_device.master = reinterpret_cast<float*>(device[0].at(first * 4));
-    on_device.state[0] = reinterpret_cast<float*>(device[1].at(first * 4));
-    on_device.state[1] = reinterpret_cast<float*>(device[2].at(first * 4));
-    on_device.grad = device[3].at(grad_at);
-    on_device.weight = device[4].at(weight_at);
+    UpdateRun run;
+    on_device.master = reinterpret_cast<float*>(device[0]->at(first * 4));
+    run.master = reinterpret_cast<float*>(host[0].data()) + first;
+    for (int s = 0; s < optimizer.num_states(); ++s) {
+      on_device.state[s] = reinterpret_cast<float*>(device[1 + s]->at(first * 4));
+      run.state[s] = reinterpret_cast<float*>(host[1 + s].data()) + first;
+    }
+    on_device.grad = device[kGrad]->at(grad_at);
+    on_device.weight = device[kWeight]->at(weight_at);
     on_device.count = count;
     on_device.scalars = r % 2;
     runs.push_back(on_device);
 
-    UpdateRun run;
-    run.master = reinterpret_cast<float*>(host[0].data()) + first;
-    run.state = {reinterpret_cast<float*>(host[1].data()) + first,
-                 reinterpret_cast<float*>(host[2].data()) + first};
-    run.grad = host[3].data() + grad_at;
-    run.weight = host[4].data() + weight_at;
+    run.grad = host[kGrad].data() + grad_at;
+    run.weight = host[kWeight].data() + weight_at;
     run.count = count;
     run.grad_dtype = grad_dtype;
     run.weight_dtype = weight_dtype;
     run.grad_factor = 0.37f;
     run.scalars = &scalars[r % 2];
-    adamw.Update(Isa::kScalar, run);
+    optimizer.Update(Isa::kScalar, run);
   }
 
   std::unique_ptr<cuda::UpdateTable> table;
@@ -142,15 +145,17 @@ void TestUpdate(DType grad_dtype, DType weight_dtype) {
   arguments.weight_dtype = weight_dtype;
   arguments.grad_factor = 0.37f;
   arguments.scalars = scalars;
-  MustSucceed(table->Update("adamw", arguments, nullptr), "UpdateTable::Update");
-  const char* const arrays[] = {"master", "exp_avg", "exp_avg_sq", "grad", "weight"};
-  for (int k = 0; k < 5; ++k) {
-    Check(device[k].Bytes() == host[k], std::string("adamw ") + arrays[k] + ", grad " +
-                                            Name(grad_dtype) + ", weight " + Name(weight_dtype));
+  MustSucceed(table->Update(optimizer.name(), arguments, nullptr), "UpdateTable::Update");
+  const char* const arrays[] = {"master", "state 0", "state 1", "state 2", "grad", "weight"};
+  for (size_t k = 0; k < host.size(); ++k) {
+    Check(device[k]->Bytes() == host[k], std::string(optimizer.name()) + " " + arrays[k] +
+                                             ", grad " + Name(grad_dtype) + ", weight " +
+                                             Name(weight_dtype));
   }
   Check(table->Update("adamv", arguments, nullptr) != nullptr, "an unknown optimizer is refused");
   arguments.scalars = std::span<const StepScalars>(scalars, 1);
-  Check(table->Update("adamw", arguments, nullptr) != nullptr, "missing scalars are refused");
+  Check(table->Update(optimizer.name(), arguments, nullptr) != nullptr,
+        "missing scalars are refused");
 }
 
 // --- Reduce ---
@@ -264,7 +269,9 @@ int Main(bool required) {
   MustSucceed(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   std::printf("device: %s, sm_%d%d\n", properties.name, properties.major, properties.minor);
   for (const DType grad : kAllDTypes) {
-    for (const DType weight : kAllDTypes) TestUpdate(grad, weight);
+    for (const std::string_view name : OptimizerNames()) {
+      for (const DType weight : kAllDTypes) TestUpdate(*FindOptimizer(name), grad, weight);
+    }
   }
   TestReduce();
   TestCasts();

@@ -11,7 +11,8 @@
 namespace shardd::kernels::cuda {
 namespace {
 
-#include "kernels/adamw-inl.h"
+#include "kernels/adam-inl.h"
+#include "kernels/gradient_descent-inl.h"
 
 constexpr uint32_t kThreads = 256;
 // Elements per thread block. Small enough that a few runs fill a device.
@@ -22,17 +23,19 @@ struct Tile {
   uint32_t index;  // of kTile elements within the run
 };
 
-template <class Formula, DType kGrad, DType kWeight>
+template <class Formula>
 __device__ __forceinline__ void UpdateElement(const Formula& formula, float grad_factor, float grad,
-                                              float* master, float* state0, float* state1) {
+                                              float* master, float* state) {
+  constexpr int kStates = Formula::kStates;
   grad = ScalarLane::Mul(grad, grad_factor);
   float m = Flush(*master);
-  float s0 = Formula::kStates > 0 ? Flush(*state0) : 0.0f;
-  float s1 = Formula::kStates > 1 ? Flush(*state1) : 0.0f;
-  formula(grad, &m, &s0, &s1);
+  float flushed[kStates + 1];
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) flushed[s] = Flush(state[s]);
+  formula(grad, &m, flushed);
   *master = CanonicalizeNan(m);
-  *state0 = CanonicalizeNan(s0);
-  *state1 = CanonicalizeNan(s1);
+#pragma unroll
+  for (int s = 0; s < kStates; ++s) state[s] = CanonicalizeNan(flushed[s]);
 }
 
 // Four neighbouring elements, with one wide access to each array.
@@ -40,7 +43,7 @@ template <class Formula, DType kGrad, DType kWeight>
 __device__ __forceinline__ void UpdateFour(const Formula& formula, float grad_factor,
                                            const DeviceRun& run, uint64_t i) {
   alignas(16) float master[4];
-  alignas(16) float state[2][4] = {};
+  alignas(16) float state[kMaxStates][4] = {};
   *reinterpret_cast<float4*>(master) = *reinterpret_cast<const float4*>(run.master + i);
 #pragma unroll
   for (int s = 0; s < Formula::kStates; ++s) {
@@ -58,8 +61,10 @@ __device__ __forceinline__ void UpdateFour(const Formula& formula, float grad_fa
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const float grad = ScalarLane::LoadAs<kGrad>(raw_grad, k);
-    UpdateElement<Formula, kGrad, kWeight>(formula, grad_factor, grad, &master[k], &state[0][k],
-                                           &state[1][k]);
+    float of_element[kMaxStates] = {state[0][k], state[1][k], state[2][k]};
+    UpdateElement(formula, grad_factor, grad, &master[k], of_element);
+#pragma unroll
+    for (int s = 0; s < Formula::kStates; ++s) state[s][k] = of_element[s];
     ScalarLane::StoreWeight<kWeight, false>(master[k], raw_weight, k);
   }
   *reinterpret_cast<float4*>(run.master + i) = *reinterpret_cast<const float4*>(master);
@@ -79,10 +84,10 @@ __device__ __forceinline__ void UpdateFour(const Formula& formula, float grad_fa
 template <class Formula, DType kGrad, DType kWeight>
 __device__ __forceinline__ void UpdateOne(const Formula& formula, float grad_factor,
                                           const DeviceRun& run, uint64_t i) {
-  float master = run.master[i], state[2] = {};
+  float master = run.master[i], state[kMaxStates] = {};
   for (int s = 0; s < Formula::kStates; ++s) state[s] = run.state[s][i];
   const float grad = ScalarLane::LoadAs<kGrad>(run.grad, i);
-  UpdateElement<Formula, kGrad, kWeight>(formula, grad_factor, grad, &master, &state[0], &state[1]);
+  UpdateElement(formula, grad_factor, grad, &master, state);
   run.master[i] = master;
   for (int s = 0; s < Formula::kStates; ++s) run.state[s][i] = state[s];
   ScalarLane::StoreWeight<kWeight, false>(master, run.weight, i);
@@ -91,8 +96,8 @@ __device__ __forceinline__ void UpdateOne(const Formula& formula, float grad_fac
 __device__ __forceinline__ bool WideAccessAllowed(const DeviceRun& run) {
   const uintptr_t all =
       reinterpret_cast<uintptr_t>(run.master) | reinterpret_cast<uintptr_t>(run.state[0]) |
-      reinterpret_cast<uintptr_t>(run.state[1]) | reinterpret_cast<uintptr_t>(run.grad) |
-      reinterpret_cast<uintptr_t>(run.weight);
+      reinterpret_cast<uintptr_t>(run.state[1]) | reinterpret_cast<uintptr_t>(run.state[2]) |
+      reinterpret_cast<uintptr_t>(run.grad) | reinterpret_cast<uintptr_t>(run.weight);
   return all % 16 == 0;
 }
 
@@ -139,6 +144,28 @@ UpdateKernel Choose(DType grad, DType weight) {
       return ChooseByWeight<Formula, DType::kBFloat16>(weight);
     case DType::kFloat16:
       return ChooseByWeight<Formula, DType::kFloat16>(weight);
+  }
+  return nullptr;
+}
+
+UpdateKernel ChooseByName(std::string_view optimizer, DType grad, DType weight) {
+  struct Entry {
+    std::string_view name;
+    UpdateKernel (*choose)(DType grad, DType weight);
+  };
+  static constexpr Entry kEntries[] = {
+      {"adamw", Choose<AdamWFormula<ScalarLane>>},
+      {"adamw_amsgrad", Choose<AdamWAmsgradFormula<ScalarLane>>},
+      {"adam", Choose<AdamFormula<ScalarLane>>},
+      {"adam_amsgrad", Choose<AdamAmsgradFormula<ScalarLane>>},
+      {"sgd", Choose<SgdFormula<ScalarLane>>},
+      {"adagrad", Choose<AdagradFormula<ScalarLane>>},
+      {"rmsprop", Choose<RmsPropFormula<ScalarLane>>},
+      {"lion", Choose<LionFormula<ScalarLane>>},
+      {"lamb", Choose<LambFormula<ScalarLane>>},
+  };
+  for (const Entry& entry : kEntries) {
+    if (entry.name == optimizer) return entry.choose(grad, weight);
   }
   return nullptr;
 }
@@ -195,13 +222,8 @@ UpdateTable::~UpdateTable() {
 
 const char* UpdateTable::Update(std::string_view optimizer, const UpdateArguments& arguments,
                                 Stream stream) {
-  UpdateKernel kernel = nullptr;
-  if (optimizer == "adamw") {
-    kernel = Choose<AdamWFormula<ScalarLane>>(arguments.grad_dtype, arguments.weight_dtype);
-  } else {
-    return "no optimizer of that name has a device kernel";
-  }
-  if (kernel == nullptr) return "the gradient or weight dtype is none";
+  const UpdateKernel kernel = ChooseByName(optimizer, arguments.grad_dtype, arguments.weight_dtype);
+  if (kernel == nullptr) return "no optimizer of that name has a device kernel, or a dtype is none";
   if (num_tiles_ == 0) return nullptr;
   if (arguments.scalars.size() < num_scalars_)
     return "a run names step scalars that were not given";

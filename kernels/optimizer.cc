@@ -15,7 +15,11 @@ namespace {
 
 // A new optimizer is added here; the conformance suite takes its list from
 // OptimizerNames().
-std::array<const Optimizer*, 1> AllOptimizers() { return {AdamW()}; }
+std::vector<const Optimizer*>& AllOptimizers() {
+  static std::vector<const Optimizer*>* const all = new std::vector<const Optimizer*>{
+      AdamW(), AdamWAmsgrad(), Adam(), AdamAmsgrad(), Sgd(), Adagrad(), RmsProp(), Lion(), Lamb()};
+  return *all;
+}
 
 }  // namespace
 
@@ -24,6 +28,12 @@ const Optimizer* FindOptimizer(std::string_view name) {
     if (optimizer->name() == name) return optimizer;
   }
   return nullptr;
+}
+
+bool AddOptimizer(const Optimizer* optimizer) {
+  if (FindOptimizer(optimizer->name()) != nullptr) return false;
+  AllOptimizers().push_back(optimizer);
+  return true;
 }
 
 std::vector<std::string_view> OptimizerNames() {

@@ -1,4 +1,5 @@
-// The optimizers themselves; users find them by name (optimizer.h).
+// The optimizers themselves; users find them by name (optimizer.h). Equations, sources and what
+// each reads of Hyperparameters: docs/optimizers.md. Formulas and step scalars: the -inl.h files.
 #ifndef SHARDD_KERNELS_OPTIMIZERS_H_
 #define SHARDD_KERNELS_OPTIMIZERS_H_
 
@@ -6,9 +7,15 @@
 
 namespace shardd::kernels {
 
-// AdamW with PyTorch's semantics; reads every field of Hyperparameters. The
-// formula and the meaning of its step scalars are in adamw-inl.h.
-const Optimizer* AdamW();
+const Optimizer* AdamW();         // "adamw"
+const Optimizer* AdamWAmsgrad();  // "adamw_amsgrad"
+const Optimizer* Adam();          // "adam", with L2 decay
+const Optimizer* AdamAmsgrad();   // "adam_amsgrad"
+const Optimizer* Sgd();           // "sgd"
+const Optimizer* Adagrad();       // "adagrad"
+const Optimizer* RmsProp();       // "rmsprop"
+const Optimizer* Lion();          // "lion"
+const Optimizer* Lamb();          // "lamb"
 
 }  // namespace shardd::kernels
 

@@ -45,6 +45,13 @@ struct ScalarLane {
   static SHARDD_HOST_DEVICE V Mul(V a, V b) { return Flush(MulUnflushed(a, b)); }
   static SHARDD_HOST_DEVICE V Fma(V a, V b, V c) { return Flush(FmaUnflushed(a, b, c)); }
 
+  // The larger; b where either is NaN.
+  static SHARDD_HOST_DEVICE V Max(V a, V b) { return a > b ? a : b; }
+  // size, -size or 0, as x is positive, negative or neither.
+  static SHARDD_HOST_DEVICE V WithSignOf(V x, V size) {
+    return x > 0.0f ? size : x < 0.0f ? -size : 0.0f;
+  }
+
   static SHARDD_HOST_DEVICE V Canonical(V x) { return CanonicalizeNan(x); }
 
   static SHARDD_HOST_DEVICE bool AnyNan(V a, V b, V c) { return a != a || b != b || c != c; }

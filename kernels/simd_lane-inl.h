@@ -40,6 +40,13 @@ struct SimdLane {
   static HWY_INLINE V Fma(V a, V b, V c) { return Flush(FmaUnflushed(a, b, c)); }
   static HWY_INLINE V Sqrt(V a) { return hn::Sqrt(a); }
 
+  static HWY_INLINE V Max(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
+  static HWY_INLINE V WithSignOf(V x, V size) {
+    const V zero = hn::Zero(LaneFloats());
+    const V negative = hn::IfThenElseZero(hn::Lt(x, zero), hn::Neg(size));
+    return hn::IfThenElse(hn::Gt(x, zero), size, negative);
+  }
+
   static HWY_INLINE V Canonical(V x) {
     const V nan = hn::BitCast(LaneFloats(), hn::Set(LaneBits(), kCanonicalNanBits));
     return hn::IfThenElse(hn::IsNaN(x), nan, x);
@@ -184,6 +191,10 @@ struct PairOf {
   }
   static HWY_INLINE V FmaUnflushed(V a, V b, V c) {
     return {One::FmaUnflushed(a.lo, b.lo, c.lo), One::FmaUnflushed(a.hi, b.hi, c.hi)};
+  }
+  static HWY_INLINE V Max(V a, V b) { return {One::Max(a.lo, b.lo), One::Max(a.hi, b.hi)}; }
+  static HWY_INLINE V WithSignOf(V x, V size) {
+    return {One::WithSignOf(x.lo, size.lo), One::WithSignOf(x.hi, size.hi)};
   }
   static HWY_INLINE V Canonical(V x) { return {One::Canonical(x.lo), One::Canonical(x.hi)}; }
   static HWY_INLINE bool AnyNan(V a, V b, V c) {

@@ -14,8 +14,17 @@
 #include "kernels/reduce.h"
 #include "kernels/reduce_plan.h"
 
+// The formulas of the -inl.h files: of each, NAMEFormula and UpdateNAME. In two parts, which are
+// compiled side by side.
+#define SHARDD_FOR_EACH_ADAM_FORMULA(F) \
+  F(AdamW) F(AdamWAmsgrad) F(Adam) F(AdamAmsgrad) F(Lamb) F(LambDirection)
+#define SHARDD_FOR_EACH_DESCENT_FORMULA(F) F(Sgd) F(Adagrad) F(RmsProp) F(Lion)
+
+#define SHARDD_DECLARE_UPDATE(Name) void Update##Name(const UpdateRun& run);
+
 #define SHARDD_DECLARE_TARGET_FUNCTIONS                                                           \
-  void UpdateAdamW(const UpdateRun& run);                                                         \
+  SHARDD_FOR_EACH_ADAM_FORMULA(SHARDD_DECLARE_UPDATE)                                             \
+  SHARDD_FOR_EACH_DESCENT_FORMULA(SHARDD_DECLARE_UPDATE)                                          \
   void ReduceElements(const ReducePlan& plan, std::span<const ReduceInput> inputs, size_t count,  \
                       void* out, DType out_dtype, BlockStats* stats, ReduceWorkspace* workspace); \
   void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out);         \

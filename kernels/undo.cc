@@ -9,27 +9,30 @@ void ResetUndo(UndoLog* log, uint64_t timeline) {
     std::memset(&slot, 0, sizeof slot);
     slot.timeline = timeline;
   }
+  std::memset(log->third, 0, sizeof log->third);
 }
 
 size_t MendChunk(const UndoLog& log, uint64_t timeline, uint32_t epoch, size_t chunk_elements,
-                 float* master, const std::array<float*, 2>& state) {
-  const UndoSlot* latest = nullptr;
+                 float* master, const std::array<float*, kMaxStates>& state) {
+  int latest = -1;
   size_t latest_position = 0;
-  for (const UndoSlot& slot : log.slot) {
+  for (int i = 0; i < 2; ++i) {
+    const UndoSlot& slot = log.slot[i];
     const uint32_t position_plus_one = static_cast<uint32_t>(slot.tag);
     if (slot.timeline != timeline || (slot.tag >> 32) != epoch || position_plus_one == 0) continue;
     const size_t position = position_plus_one - 1;
     if (slot.count == 0 || slot.count > kUndoElements) continue;
     if (position >= chunk_elements || slot.count > chunk_elements - position) continue;
-    if (latest != nullptr && position <= latest_position) continue;
-    latest = &slot;
+    if (latest >= 0 && position <= latest_position) continue;
+    latest = i;
     latest_position = position;
   }
-  if (latest == nullptr) return 0;
-  const size_t bytes = latest->count * sizeof(float);
-  std::memcpy(master + latest_position, latest->master, bytes);
-  for (size_t s = 0; s < state.size(); ++s) {
-    if (state[s] != nullptr) std::memcpy(state[s] + latest_position, latest->state[s], bytes);
+  if (latest < 0) return 0;
+  const size_t bytes = log.slot[latest].count * sizeof(float);
+  std::memcpy(master + latest_position, log.slot[latest].master, bytes);
+  for (int s = 0; s < kMaxStates; ++s) {
+    float* const to = state[static_cast<size_t>(s)];
+    if (to != nullptr) std::memcpy(to + latest_position, log.old_state(latest, s), bytes);
   }
   return latest_position;
 }

@@ -15,6 +15,8 @@
 namespace shardd::kernels {
 
 inline constexpr size_t kUndoElements = 64;
+// State arrays that an optimizer may have besides the master.
+inline constexpr int kMaxStates = 3;
 
 // In shared memory; the layout is described in docs/formats/segments.md.
 struct alignas(64) UndoSlot {
@@ -32,6 +34,16 @@ static_assert(sizeof(UndoSlot) == 64 + 3 * 4 * kUndoElements);
 
 struct UndoLog {
   UndoSlot slot[2];
+  // The third state of either slot: it came later than the slots' layout.
+  float third[2][kUndoElements];
+
+  // Where `slot` keeps the old values of state s.
+  float* old_state(int slot_index, int s) {
+    return s < 2 ? slot[slot_index].state[s] : third[slot_index];
+  }
+  const float* old_state(int slot_index, int s) const {
+    return s < 2 ? slot[slot_index].state[s] : third[slot_index];
+  }
 };
 
 // Clears both slots for a new timeline. No update may be running.
@@ -45,7 +57,7 @@ void ResetUndo(UndoLog* log, uint64_t timeline);
 // A slot whose timeline, count or position is out of range (`chunk_elements`) is
 // ignored.
 size_t MendChunk(const UndoLog& log, uint64_t timeline, uint32_t epoch, size_t chunk_elements,
-                 float* master, const std::array<float*, 2>& state);
+                 float* master, const std::array<float*, kMaxStates>& state);
 
 }  // namespace shardd::kernels
 

@@ -37,6 +37,8 @@ class UndoCursor {
     StoreTag(slot, 0);
     return slot;
   }
+  // Of that slot.
+  float* old_state(int s) { return log_->old_state(next_, s); }
 
   // Makes the filled slot the valid one. From here the group may be written.
   void Commit(uint32_t position, uint32_t count) {

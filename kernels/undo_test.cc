@@ -14,7 +14,7 @@ constexpr size_t kChunk = 256;
 
 class MendChunkTest : public testing::Test {
  protected:
-  MendChunkTest() : master_(kChunk, 1.0f), m_(kChunk, 2.0f), v_(kChunk, 3.0f) {
+  MendChunkTest() : master_(kChunk, 1.0f), m_(kChunk, 2.0f), v_(kChunk, 3.0f), x_(kChunk, 4.0f) {
     ResetUndo(&log_, kTimeline);
   }
 
@@ -24,22 +24,24 @@ class MendChunkTest : public testing::Test {
       s.master[i] = old;
       s.state[0][i] = old + 1;
       s.state[1][i] = old + 2;
+      log_.third[slot][i] = old + 3;
     }
     s.count = count;
     s.tag = (uint64_t{epoch} << 32) | (position + 1);
   }
 
   size_t Mend() {
-    return MendChunk(log_, kTimeline, kEpoch, kChunk, master_.data(), {m_.data(), v_.data()});
+    return MendChunk(log_, kTimeline, kEpoch, kChunk, master_.data(),
+                     {m_.data(), v_.data(), x_.data()});
   }
 
   bool Untouched() const {
     return master_ == std::vector<float>(kChunk, 1.0f) && m_ == std::vector<float>(kChunk, 2.0f) &&
-           v_ == std::vector<float>(kChunk, 3.0f);
+           v_ == std::vector<float>(kChunk, 3.0f) && x_ == std::vector<float>(kChunk, 4.0f);
   }
 
   UndoLog log_;
-  std::vector<float> master_, m_, v_;
+  std::vector<float> master_, m_, v_, x_;
 };
 
 TEST_F(MendChunkTest, NewLogMeansNotBegun) {
@@ -56,6 +58,7 @@ TEST_F(MendChunkTest, RestoresTheLaterGroupOnly) {
     EXPECT_EQ(master_[i], restored ? 50.0f : 1.0f);
     EXPECT_EQ(m_[i], restored ? 51.0f : 2.0f);
     EXPECT_EQ(v_[i], restored ? 52.0f : 3.0f);
+    EXPECT_EQ(x_[i], restored ? 53.0f : 4.0f);
   }
   const std::vector<float> once = master_;
   EXPECT_EQ(Mend(), 128u);  // idempotent

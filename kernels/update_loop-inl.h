@@ -3,26 +3,52 @@
 // namespace: it is included inside each CPU namespace that instantiates it.
 // Needs kernels/optimizer.h and kernels/undo_cursor.h.
 
+// State s at elements i.. , by constant indices only, so that the array stays in registers.
+template <class Lane, int kStates>
+SHARDD_LANE_FUNCTION void LoadStates(const UpdateRun& run, size_t i, typename Lane::V* state) {
+  if constexpr (kStates > 0) state[0] = Lane::Load(run.state[0] + i);
+  if constexpr (kStates > 1) state[1] = Lane::Load(run.state[1] + i);
+  if constexpr (kStates > 2) state[2] = Lane::Load(run.state[2] + i);
+}
+
+template <class Lane, int kStates>
+SHARDD_LANE_FUNCTION void StoreStates(const typename Lane::V* state, const UpdateRun& run,
+                                      size_t i) {
+  if constexpr (kStates > 0) Lane::Store(state[0], run.state[0] + i);
+  if constexpr (kStates > 1) Lane::Store(state[1], run.state[1] + i);
+  if constexpr (kStates > 2) Lane::Store(state[2], run.state[2] + i);
+}
+
+template <class Lane, int kStates>
+SHARDD_LANE_FUNCTION bool AnyNanIn(typename Lane::V master, const typename Lane::V* state) {
+  if constexpr (kStates == 0) return Lane::AnyNan(master, master, master);
+  if constexpr (kStates == 1) return Lane::AnyNan(master, state[0], state[0]);
+  if constexpr (kStates == 2) return Lane::AnyNan(master, state[0], state[1]);
+  if constexpr (kStates == 3) {
+    return Lane::AnyNan(master, state[0], state[1]) || Lane::AnyNan(state[2], state[2], state[2]);
+  }
+}
+
 // Elements i .. i + Lane::kWidth - 1 of the run.
 template <class Lane, class Formula, DType kGrad, DType kWeight, bool kStream>
 SHARDD_LANE_FUNCTION void UpdateLanes(const Formula& formula, typename Lane::V grad_factor,
                                       const UpdateRun& run, size_t i) {
   using V = typename Lane::V;
+  constexpr int kStates = Formula::kStates;
   const V grad = Lane::Mul(Lane::template LoadAs<kGrad>(run.grad, i), grad_factor);
   V master = Lane::Load(run.master + i);
-  V state0 = grad, state1 = grad;  // placeholders of states that the formula lacks
-  if constexpr (Formula::kStates > 0) state0 = Lane::Load(run.state[0] + i);
-  if constexpr (Formula::kStates > 1) state1 = Lane::Load(run.state[1] + i);
-  formula(grad, &master, &state0, &state1);
-  // Seldom: one test is cheaper than three selections.
-  if (Lane::AnyNan(master, state0, state1)) [[unlikely]] {
+  V state[kStates + 1];
+  LoadStates<Lane, kStates>(run, i, state);
+  formula(grad, &master, state);
+  // Seldom: one test is cheaper than a selection for each.
+  if (AnyNanIn<Lane, kStates>(master, state)) [[unlikely]] {
     master = Lane::Canonical(master);
-    state0 = Lane::Canonical(state0);
-    state1 = Lane::Canonical(state1);
+    if constexpr (kStates > 0) state[0] = Lane::Canonical(state[0]);
+    if constexpr (kStates > 1) state[1] = Lane::Canonical(state[1]);
+    if constexpr (kStates > 2) state[2] = Lane::Canonical(state[2]);
   }
   Lane::Store(master, run.master + i);
-  if constexpr (Formula::kStates > 0) Lane::Store(state0, run.state[0] + i);
-  if constexpr (Formula::kStates > 1) Lane::Store(state1, run.state[1] + i);
+  StoreStates<Lane, kStates>(state, run, i);
   Lane::template StoreWeight<kWeight, kStream>(master, run.weight, i);
 }
 
@@ -32,12 +58,12 @@ template <class Lane, class Formula, DType kGrad, DType kWeight>
 SHARDD_LANE_FUNCTION void UpdatePartialLanes(const Formula& formula, typename Lane::V grad_factor,
                                              const UpdateRun& run, size_t i, size_t n) {
   alignas(64) float master[Lane::kWidth] = {};
-  alignas(64) float state[2][Lane::kWidth] = {};
+  alignas(64) float state[kMaxStates][Lane::kWidth] = {};
   alignas(64) float grad[Lane::kWidth] = {};  // room for any dtype
   alignas(64) float weight[Lane::kWidth] = {};
   UpdateRun padded = run;
   padded.master = master;
-  padded.state = {state[0], state[1]};
+  padded.state = {state[0], state[1], state[2]};
   padded.grad = grad;
   padded.weight = weight;
   std::memcpy(master, run.master + i, n * sizeof(float));
@@ -79,8 +105,9 @@ void UpdateGroups(const UpdateRun& run) {
     if (run.undo != nullptr) {
       UndoSlot* slot = undo.Begin();
       CopyToSlot<Lane>(run.master + i, slot->master, n);
-      if constexpr (Formula::kStates > 0) CopyToSlot<Lane>(run.state[0] + i, slot->state[0], n);
-      if constexpr (Formula::kStates > 1) CopyToSlot<Lane>(run.state[1] + i, slot->state[1], n);
+      for (int s = 0; s < Formula::kStates; ++s) {
+        CopyToSlot<Lane>(run.state[s] + i, undo.old_state(s), n);
+      }
       undo.Commit(run.position + static_cast<uint32_t>(i), static_cast<uint32_t>(n));
     }
     if (n == kUndoElements) {

@@ -9,12 +9,17 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/daemon_config.pb.h"
+#include "server/store/descriptor_store.h"
 
 namespace shardd {
 
 struct DaemonOptions {
   v1::DaemonConfig config;  // complete and valid: see server/config
   std::function<void(const std::string&)> log;
+  // The daemon was drained and is to be destroyed; called once, from any thread.
+  std::function<void()> on_drained;
+  // The service manager's descriptor store, if there is one.
+  store::DescriptorStore::Options descriptors;
 };
 
 class Daemon {
@@ -26,6 +31,8 @@ class Daemon {
   virtual ~Daemon() = default;
 
   virtual const std::string& socket() const = 0;
+  // Spills what nobody has used for `idle`. Returns at once.
+  virtual void SpillIdle(absl::Duration idle) = 0;
   // For how long no session has been attached; zero while there is one.
   virtual absl::Duration IdleTime() = 0;
 };

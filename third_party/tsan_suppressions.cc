@@ -13,7 +13,10 @@ extern "C" const char* __tsan_default_suppressions() {
          "race:grpc::internal::InterceptorBatchMethodsImpl::\n"
          "race:grpc::internal::FinishOnlyReactor<\n"
          "race:::ServerCallbackUnaryImpl::CallOnDone\n"
+         "race:::ServerCallbackWriterImpl::CallOnDone\n"
+         "race:::ServerCallbackReaderWriterImpl::CallOnDone\n"
          "race:grpc::ServerUnaryReactor::InternalBindCall\n"
+         "race:::PreBindBacklog::\n"
          "race:grpc::ByteBuffer::\n";
 }
 #endif

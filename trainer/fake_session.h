@@ -50,6 +50,14 @@ class FakeSession final : public Session {
   }
   bool initialising() const override { return !job_->initialised; }
   absl::Status Upload(size_t parameter, uint64_t offset, std::span<const float> values) override;
+  // This job has none.
+  absl::Status UploadFrozen(size_t, uint64_t, std::span<const std::byte>) override {
+    return absl::InvalidArgumentError("no frozen parameters");
+  }
+  // This job begins without any.
+  absl::Status UploadMoment(uint32_t, size_t, uint64_t, std::span<const float>, uint64_t) override {
+    return absl::InvalidArgumentError("no moments");
+  }
   absl::Status FinishUpload() override;
   absl::StatusOr<const void*> WaitWeights(size_t parameter) override;
   absl::Status Gather(std::span<const size_t> parameters) override;
@@ -62,7 +70,17 @@ class FakeSession final : public Session {
   absl::Status ReadState(StateKind kind, size_t parameter, uint64_t offset,
                          std::span<float> out) override;
   absl::StatusOr<uint64_t> ParameterApplied(size_t parameter) override;
+  absl::Status ReadFrozen(size_t, uint64_t, std::span<std::byte>) override {
+    return absl::InvalidArgumentError("no frozen parameters");
+  }
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const SaveOptions&) override {
+    return absl::FailedPreconditionError("no place for checkpoints");
+  }
+  absl::Status Rejoin() override {
+    return absl::FailedPreconditionError("the training loop never gives a step up");
+  }
   absl::Status Close() override { return absl::OkStatus(); }
+  absl::Status DeleteJob() override { return absl::OkStatus(); }
 
  private:
   // Counts a verb; an error when its turn to regroup has come.

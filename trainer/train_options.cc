@@ -28,10 +28,11 @@ struct Raw {
   bool help = false;
   std::vector<std::string> data;
   std::string heldout, metrics, export_master, address, job = "gpt";
-  std::string dtype = "bf16", weights = "shared", schedule = "cosine", resume = "auto";
+  std::string dtype = "bf16", weights = "shared", schedule = "cosine", resume = "auto",
+              optimizer = "adamw";
   int64_t layers = 5, width = 128, heads = 4, context = 128;
   int64_t steps = 600, stage = 2, slots = 0, batch = 8, seed = 1, threads = 1, warmup = 50;
-  double lr = 3e-3, lr_final = 0.1, weight_decay = 0.01, clip = 1.0, init_std = 0;
+  double lr = 3e-3, lr_final = 0.1, weight_decay = 0.01, clip = 1.0, init_std = 0, momentum = 0.9;
   bool no_progress = false;
 };
 
@@ -58,7 +59,10 @@ FlagSet MakeFlags(Raw* raw) {
                "Of working weights and gradients. bf16 also computes in bf16; fp16 computes in "
                "fp32, with dynamic loss scaling.");
 
-  flags.Section("Optimization (AdamW):");
+  flags.Section("Optimization:");
+  flags.Text("optimizer", &raw->optimizer, "NAME",
+             "Of those that the daemon has, your own among them (docs/optimizers.md).");
+  flags.Real("momentum", &raw->momentum, 0, "Of SGD and RMSprop.");
   flags.Integer("steps", &raw->steps, 1, "Train until this many steps are committed.");
   flags.Real("lr", &raw->lr, 0, "Peak learning rate.");
   flags.Integer("warmup", &raw->warmup, 0, "Steps over which it rises from zero.");
@@ -115,6 +119,8 @@ JobOptions MakeJob(const Raw& raw, uint32_t world_size) {
                           .beta2 = 0.99,
                           .eps = 1e-8,
                           .weight_decay = raw.weight_decay};
+  job.optimizer = raw.optimizer;
+  if (raw.optimizer == "sgd" || raw.optimizer == "rmsprop") decay.momentum = raw.momentum;
   ParameterGroup no_decay = decay;
   no_decay.name = "no_decay";
   no_decay.weight_decay = 0;

@@ -27,19 +27,23 @@ TEST(TrainOptions, Defaults) {
   EXPECT_EQ(options.job.weight_dtype, DType::kBFloat16);
   EXPECT_FALSE(options.job.loss_scale.dynamic);
   EXPECT_EQ(options.job.groups[0].weight_decay, 0.01);
+  EXPECT_EQ(options.job.optimizer, "adamw");
+  EXPECT_EQ(options.job.groups[0].momentum, 0.0);
   EXPECT_EQ(options.job.groups[1].weight_decay, 0.0);
   EXPECT_NEAR(options.model.init_std, 0.02 * std::sqrt(6.0), 1e-12);
   EXPECT_EQ(options.tokens_per_step(), 3u * 8 * 128);
 }
 
 TEST(TrainOptions, Everything) {
-  const TrainOptions options = Parse(
-      {"--data=x",          "--data=y",           "--heldout=z",     "--layers=2", "--d-model=96",
-       "--heads=3",         "--context=64",       "--steps=30",      "--stage=3",  "--slots=4",
-       "--dtype=fp16",      "--weights=private",  "--seed=9",        "--lr=1e-3",  "--warmup=5",
-       "--schedule=linear", "--weight-decay=0.2", "--clip=0.5",      "--batch=2",  "--threads=2",
-       "--metrics=m",       "--export-master=e",  "--init-std=0.02", "--job=j",    "--resume=must",
-       "--no-progress",     "--lr-final=0"});
+  const TrainOptions options =
+      Parse({"--data=x",           "--data=y",          "--heldout=z",     "--layers=2",
+             "--d-model=96",       "--heads=3",         "--context=64",    "--steps=30",
+             "--stage=3",          "--slots=4",         "--dtype=fp16",    "--weights=private",
+             "--seed=9",           "--lr=1e-3",         "--warmup=5",      "--schedule=linear",
+             "--weight-decay=0.2", "--clip=0.5",        "--batch=2",       "--threads=2",
+             "--metrics=m",        "--export-master=e", "--init-std=0.02", "--job=j",
+             "--resume=must",      "--no-progress",     "--lr-final=0",    "--optimizer=sgd",
+             "--momentum=0.5"});
   EXPECT_EQ(options.data.size(), 2u);
   EXPECT_EQ(options.model.layers, 2);
   EXPECT_EQ(options.model.width, 96);
@@ -49,6 +53,9 @@ TEST(TrainOptions, Everything) {
   EXPECT_EQ(options.job.loss_scale.initial, 65536.0);
   EXPECT_EQ(options.job.weights, WeightsMode::kPrivate);
   EXPECT_EQ(options.job.max_norm, 0.5);
+  EXPECT_EQ(options.job.optimizer, "sgd");
+  EXPECT_EQ(options.job.groups[0].momentum, 0.5);
+  EXPECT_EQ(options.job.groups[1].momentum, 0.5);
   EXPECT_EQ(options.resume, Resume::kMust);
   EXPECT_EQ(options.schedule.steps, 30u);
   EXPECT_EQ(options.schedule.At(30), 0.0);

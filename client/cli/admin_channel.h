@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,6 +27,10 @@ class AdminChannel {
 
   const std::string& daemon_version() const { return attachment_->version(); }
 
+  // Waits until the daemon's process has ended, for up to `timeout`. False: it has not, or it is
+  // in another pid namespace and cannot be watched.
+  bool AwaitEnd(absl::Duration timeout) const;
+
   // One call, with this connection's token. The daemon's status is passed on;
   // Unavailable when it is gone.
   template <typename Request, typename Reply>
@@ -40,6 +45,22 @@ class AdminChannel {
     absl::Status status = ToAbsl(((*stub_).*method)(&context, request, &reply));
     if (!status.ok()) return status;
     return reply;
+  }
+
+  // One call that streams; `on_message` gets each message. No deadline: it ends with the daemon,
+  // or with this process, which cancels it.
+  template <typename Request>
+  using StreamMethod = std::unique_ptr<grpc::ClientReaderInterface<v1::CheckpointProgress>> (
+      v1::Admin::StubInterface::*)(grpc::ClientContext*, const Request&);
+  template <typename Request>
+  absl::Status Stream(StreamMethod<Request> method, Request request,
+                      const std::function<void(const v1::CheckpointProgress&)>& on_message) {
+    request.set_token(attachment_->token());
+    grpc::ClientContext context;
+    const auto reader = ((*stub_).*method)(&context, request);
+    v1::CheckpointProgress progress;
+    while (reader->Read(&progress)) on_message(progress);
+    return ToAbsl(reader->Finish());
   }
 
  private:

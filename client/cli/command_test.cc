@@ -58,6 +58,9 @@ class CommandTest : public ::testing::Test {
       job->mutable_last()->set_step(41);
       job->mutable_last()->set_loss(2.5);
       job->set_crash_cost("trainer: 1 step");
+      job->set_durable_step(40);
+      job->set_journal_state("degraded");
+      job->set_journal_failure("no space");
       return grpc::Status::OK;
     };
     daemon_.server_info = [](const v1::ServerInfoRequest&, v1::ServerInfoReply* reply) {
@@ -117,8 +120,8 @@ TEST_F(CommandTest, Jobs) {
   ServeOneJob();
   EXPECT_EQ(RunAt({"jobs"}), 0) << err_;
   EXPECT_EQ(out_,
-            "JOB  STATE  STEP  RANKS  STAGE     HELD   IDLE  UID\n"
-            "gpt  idle     41    0/2      2  4.0 MiB  2h00m    0\n");
+            "JOB  STATE  STEP      DURABLE  RANKS  STAGE     HELD  ON DISK   IDLE  UID\n"
+            "gpt  idle     41  40 degraded    0/2      2  4.0 MiB      0 B  2h00m    0\n");
   Json json = RunJson({"jobs"});
   EXPECT_EQ(json["jobs"][0]["committed_step"], 41);
 }
@@ -129,6 +132,8 @@ TEST_F(CommandTest, Status) {
   EXPECT_THAT(out_, HasSubstr("committed step  41"));
   EXPECT_THAT(out_, HasSubstr("a crash costs   trainer: 1 step"));
   EXPECT_THAT(out_, HasSubstr("loss 2.5"));
+  EXPECT_THAT(out_, HasSubstr("degraded, durable up to step 40"));
+  EXPECT_THAT(out_, HasSubstr("on disk: no space"));
   Json json = RunJson({"status"});
   EXPECT_EQ(json["daemon"]["state_directory"], "/run/shardd/state");
   EXPECT_EQ(json["jobs"][0]["name"], "gpt");
@@ -227,15 +232,16 @@ TEST_F(CommandTest, DoctorNamesTheDaemonsStateDirectory) {
   ServeOneJob();
   RunAt({"doctor", "--output=json"});
   Json json = Json::parse(out_);
-  ASSERT_EQ(json["findings"].size(), 7);
+  ASSERT_EQ(json["findings"].size(), 8);
   EXPECT_THAT(out_, HasSubstr("/run/shardd/state"));
-  EXPECT_EQ(json["findings"][6]["check"], "versions");
-  EXPECT_EQ(json["findings"][6]["severity"], "ok");
+  EXPECT_EQ(json["findings"][7]["check"], "versions");
+  EXPECT_EQ(json["findings"][7]["severity"], "ok");
 }
 
 TEST_F(CommandTest, RunUsesTheDaemonThatIsThere) {
-  EXPECT_EQ(RunAt({"run", "--ranks=2", "--address=" + daemon_.socket(), "--", "sh", "-c",
-                   "echo $SHARDD_ADDRESS; exit $RANK"}),
+  // One rank: another one's failure would end it before it has said anything.
+  EXPECT_EQ(RunAt({"run", "--ranks=1", "--address=" + daemon_.socket(), "--", "sh", "-c",
+                   "echo $SHARDD_ADDRESS; exit 1"}),
             1);
   EXPECT_THAT(out_, HasSubstr("[0] unix:" + daemon_.socket() + "\n"));
   EXPECT_EQ(Run({"run", "--output=json", "--address=" + daemon_.socket(), "echo", "hi"}), 0);
@@ -261,13 +267,16 @@ TEST_F(CommandTest, RunStartsAndEndsADaemonOfItsOwn) {
   EXPECT_THAT(out_, HasSubstr("[0] unix:" + runtime + "/shardd/shardd.sock\n"));
   EXPECT_THAT(err_, HasSubstr("started a daemon"));
   EXPECT_EQ(Run({"jobs"}), 1) << "it still answers";
-  // One that dies is started again for the rank that it took along.
-  EXPECT_EQ(Run({"run", "--max-restarts=1", "--", "sh", "-c", R"(
-                 [ $SHARDD_RESTART_COUNT = 1 ] && exit 0
-                 kill -9 $(sed -n 's/^pid //p' $XDG_RUNTIME_DIR/shardd/shardd.sock.flags)
-                 exit 1)"}),
+  // One that dies is started again while the ranks run on.
+  EXPECT_EQ(Run({"run", "--", "sh", "-c", R"sh(
+                 pid() { sed -n 's/^pid //p' $XDG_RUNTIME_DIR/shardd/shardd.sock.flags; }
+                 first=$(pid)
+                 kill -9 $first
+                 until [ -n "$(pid)" ] && [ "$(pid)" != "$first" ];
+    do :; done)sh"}),
             0)
       << err_;
+  EXPECT_THAT(err_, HasSubstr("the daemon has ended: starting another in its place"));
   EXPECT_NE(err_.find("started a daemon"), err_.rfind("started a daemon")) << err_;
   environment_.variables.erase("SHARDD_DAEMON_BINARY");
   EXPECT_EQ(Run({"run", "--", "true"}), 1);

@@ -73,6 +73,20 @@ Finding CheckStateSize(const SystemFacts& facts) {
   return Ok("state size", detail);
 }
 
+Finding CheckOrphans(const SystemFacts& facts) {
+  if (facts.orphaned_state.empty()) {
+    return Ok("orphaned state", "no memory is held by a daemon that has ended");
+  }
+  std::string detail;
+  for (const auto& [path, bytes] : facts.orphaned_state) {
+    absl::StrAppend(&detail, detail.empty() ? "" : ", ", path, " (", FormatBytes(bytes), ")");
+  }
+  return {"orphaned state", Severity::kWarning,
+          absl::StrCat("jobs of daemons that have ended hold memory: ", detail),
+          "start a daemon on it (shardd --store.directory=PATH) to go on with its jobs, or remove "
+          "the directory to give them up"};
+}
+
 Finding CheckRemoveIpc(const SystemFacts& facts) {
   bool at_risk = facts.systemd_runs && facts.remove_ipc && facts.uid >= kFirstUserUid &&
                  absl::StartsWith(facts.state_directory, "/dev/shm");
@@ -133,8 +147,8 @@ Finding CheckVersions(const SystemFacts& facts) {
 }  // namespace
 
 std::vector<Finding> Diagnose(const SystemFacts& facts) {
-  return {CheckKernel(facts), CheckMemlock(facts),   CheckHugePages(facts), CheckStateSize(facts),
-          CheckCpus(facts),   CheckRemoveIpc(facts), CheckVersions(facts)};
+  return {CheckKernel(facts),  CheckMemlock(facts), CheckHugePages(facts), CheckStateSize(facts),
+          CheckOrphans(facts), CheckCpus(facts),    CheckRemoveIpc(facts), CheckVersions(facts)};
 }
 
 std::optional<bool> ParseRemoveIpc(const std::string& text) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardd::cli {
@@ -39,6 +40,9 @@ struct SystemFacts {
   std::string state_huge;  // the tmpfs's huge= option: "always", "advise", ...; empty: none
   uint64_t state_total_bytes = 0;
   uint64_t state_free_bytes = 0;
+
+  // Other state directories that hold jobs and whose lock nobody holds: path and bytes.
+  std::vector<std::pair<std::string, uint64_t>> orphaned_state;
 
   bool systemd_runs = false;
   // logind's RemoveIPC; its default is yes.

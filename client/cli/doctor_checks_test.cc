@@ -1,8 +1,14 @@
 #include "client/cli/doctor_checks.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "client/cli/doctor_facts.h"
 
@@ -47,8 +53,35 @@ TEST(DoctorTest, NothingToSayOfAFitMachine) {
   }
 }
 
+TEST(DoctorTest, OrphansAreFoundByTheirLock) {
+  char root[] = "/dev/shm/doctor-test-XXXXXX";
+  ASSERT_NE(mkdtemp(root), nullptr);
+  const std::string path = root;
+  for (const char* name : {"held", "orphan", "empty"}) {
+    std::filesystem::create_directories(path + "/" + name + "/jobs/gpt");
+    std::ofstream(path + "/" + name + "/lock") << "";
+    if (std::string(name) != "empty")
+      std::ofstream(path + "/" + name + "/jobs/gpt/state") << "state";
+  }
+  const int held = open((path + "/held/lock").c_str(), O_RDWR);
+  ASSERT_EQ(flock(held, LOCK_EX), 0);
+  const auto orphans = FindOrphans({path + "/*"});
+  ASSERT_EQ(orphans.size(), 1u);
+  EXPECT_EQ(orphans[0].first, path + "/orphan");
+  EXPECT_GT(orphans[0].second, 0u);
+  close(held);
+  std::filesystem::remove_all(path);
+
+  SystemFacts facts = Fit();
+  facts.orphaned_state = orphans;
+  const Finding finding = Get(facts, "orphaned state");
+  EXPECT_EQ(finding.severity, Severity::kWarning);
+  EXPECT_THAT(finding.detail, HasSubstr("/orphan"));
+}
+
 TEST(DoctorTest, EveryFindingHasARemedy) {
   SystemFacts facts;  // nothing is right
+  facts.orphaned_state = {{"/dev/shm/shardd-1", 1}};
   facts.swap_bytes = 1;
   facts.uid = 1000;
   facts.systemd_runs = true;

@@ -1,10 +1,13 @@
 #include "client/cli/doctor_facts.h"
 
+#include <fcntl.h>
 #include <glob.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -120,7 +123,38 @@ void GatherKernel(SystemFacts* facts) {
   }
 }
 
+bool LockIsFree(const std::string& path) {
+  const contract::UniqueFd lock(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  return lock && flock(lock.get(), LOCK_SH | LOCK_NB) == 0;
+}
+
+std::vector<std::string> Glob(const std::string& pattern) {
+  std::vector<std::string> paths;
+  glob_t found;
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  globfree(&found);
+  return paths;
+}
+
 }  // namespace
+
+std::vector<std::pair<std::string, uint64_t>> FindOrphans(
+    const std::vector<std::string>& patterns) {
+  std::vector<std::pair<std::string, uint64_t>> orphans;
+  for (const std::string& pattern : patterns) {
+    for (const std::string& directory : Glob(pattern)) {
+      uint64_t bytes = 0;
+      for (const std::string& file : Glob(directory + "/jobs/*/*")) {
+        struct stat info {};
+        if (lstat(file.c_str(), &info) == 0) bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+      }
+      if (bytes > 0 && LockIsFree(directory + "/lock")) orphans.emplace_back(directory, bytes);
+    }
+  }
+  return orphans;
+}
 
 SystemFacts GatherFacts(uid_t uid, const std::string& state_directory) {
   SystemFacts facts;
@@ -134,6 +168,7 @@ SystemFacts GatherFacts(uid_t uid, const std::string& state_directory) {
   GatherState(&facts);
   GatherCpus(&facts);
   GatherKernel(&facts);
+  facts.orphaned_state = FindOrphans({"/dev/shm/shardd-*", "/dev/shm/shardd-*/*", kSystemState});
   facts.systemd_runs = access("/run/systemd/system", F_OK) == 0;
   facts.remove_ipc = ParseRemoveIpc(LogindConfiguration()).value_or(true);
   return facts;

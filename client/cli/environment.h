@@ -20,6 +20,8 @@ struct Environment {
   std::string system_socket = "/run/shardd/shardd.sock";
   // Whether stdin is a terminal: only then are questions asked.
   bool interactive = false;
+  // Only then are bars drawn there.
+  bool stderr_is_terminal = false;
 
   // Empty when the variable is not set.
   std::string Get(const std::string& name) const {

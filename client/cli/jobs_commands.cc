@@ -10,6 +10,13 @@ uint64_t HeldBytes(const v1::JobStatus& job) {
   return job.state_bytes() + job.weights_bytes() + job.reduced_bytes() + job.ring_bytes();
 }
 
+// What the machine's loss would leave of a job: the step, "-" without a journal.
+std::string Durable(const v1::JobStatus& job) {
+  if (job.journal_state().empty()) return "-";
+  if (job.journal_state() == "whole") return absl::StrCat(job.durable_step());
+  return absl::StrCat(job.durable_step(), " ", job.journal_state());
+}
+
 class JobsCommand : public Command {
  public:
   const CommandSpec& spec() const override {
@@ -18,7 +25,9 @@ class JobsCommand : public Command {
         .summary = "the jobs that the daemon holds, with their memory and idle time",
         .help =
             "One line a job: its state, the last committed step, how many ranks are attached,\n"
-            "how much memory the daemon holds for it, and for how long nobody has used it.\n"
+            "how much memory the daemon holds for it, how much of it lies on disk (a job that\n"
+            "nobody uses for job_ttl_seconds is spilled there, and comes back when it is opened),\n"
+            "and for how long nobody has used it.\n"
             "The daemon's own user and root see every job, others their own.\n\n"
             "  shardctl jobs --output=json"};
     return *spec;
@@ -32,11 +41,13 @@ class JobsCommand : public Command {
       context.out << ToJson(*reply).dump() << "\n";
       return 0;
     }
-    Table table({"JOB", "STATE", "STEP", "RANKS", "STAGE", "HELD", "IDLE", "UID"});
+    Table table(
+        {"JOB", "STATE", "STEP", "DURABLE", "RANKS", "STAGE", "HELD", "ON DISK", "IDLE", "UID"});
     for (const v1::JobStatus& job : reply->jobs()) {
-      table.AddRow({job.name(), job.state(), absl::StrCat(job.committed_step()),
+      table.AddRow({job.name(), job.state(), absl::StrCat(job.committed_step()), Durable(job),
                     absl::StrCat(job.sessions_size(), "/", job.world_size()),
                     absl::StrCat(job.config().stage()), FormatBytes(HeldBytes(job)),
+                    FormatBytes(job.spilled_bytes()),
                     job.idle_seconds() > 0 ? FormatSeconds(job.idle_seconds()) : "-",
                     absl::StrCat(job.uid())});
     }
@@ -72,7 +83,7 @@ class ShardsCommand : public Command {
       context.out << ToJson(*reply).dump() << "\n";
       return 0;
     }
-    Table table({"RANK", "CHUNKS", "ELEMENTS", "BYTES", "APPLIED", "FIRST", "LAST"});
+    Table table({"RANK", "CHUNKS", "ELEMENTS", "BYTES", "APPLIED", "FIRST", "LAST", "DAEMON"});
     for (const v1::Shard& shard : reply->shards()) {
       bool one = shard.min_applied() == shard.max_applied();
       table.AddRow({absl::StrCat(shard.rank()),
@@ -82,7 +93,8 @@ class ShardsCommand : public Command {
                     absl::StrCat(shard.elements()), FormatBytes(shard.bytes()),
                     one ? absl::StrCat(shard.max_applied())
                         : absl::StrCat(shard.min_applied(), "..", shard.max_applied()),
-                    shard.first_parameter(), shard.last_parameter()});
+                    shard.first_parameter(), shard.last_parameter(),
+                    shard.daemon().empty() ? "-" : shard.daemon()});
     }
     context.out << table.Text();
     return 0;

@@ -54,18 +54,46 @@ std::string Describe(int exit_code) {
                       ")");
 }
 
+// When what ends again and again may be started again.
+class Restarts {
+ public:
+  Restarts(const Backoff& backoff, absl::Duration settled) : backoff_(backoff), settled_(settled) {}
+
+  void Started(absl::Time now) { started_ = now; }
+  // It has ended; returns the pause before its restart.
+  absl::Duration Ended(absl::Time now) {
+    quick_ = now - started_ >= settled_ ? 0 : quick_ + 1;
+    return backoff_.Before(quick_ == 0 ? 0 : quick_ - 1);
+  }
+
+ private:
+  Backoff backoff_;
+  absl::Duration settled_;
+  absl::Time started_;
+  uint32_t quick_ = 0;  // ends in a row that came soon
+};
+
 class Group {
  public:
   Group(const LaunchOptions& options, std::string program)
-      : options_(options), program_(std::move(program)), ranks_(options.ranks) {
+      : options_(options),
+        program_(std::move(program)),
+        daemon_pidfd_(options.daemon_pidfd),
+        daemon_restarts_(options.backoff, options.settled) {
     result_.ranks.resize(options.ranks);
+    for (uint32_t rank = 0; rank < options.ranks; ++rank) ranks_.emplace_back(options);
+    daemon_restarts_.Started(absl::Now());
   }
 
   absl::StatusOr<LaunchResult> Run();
 
  private:
   struct Rank {
-    std::optional<RankProcess> process;  // nullopt: ended for good
+    explicit Rank(const LaunchOptions& options) : restarts(options.backoff, options.settled) {}
+    // Neither this nor a start to come: ended for good.
+    std::optional<RankProcess> process;
+    absl::Time start_at = absl::InfiniteFuture();
+    Restarts restarts;
   };
 
   absl::Status Start(uint32_t rank);
@@ -82,6 +110,10 @@ class Group {
   void Forward(int signal);
   // Ends the others after `rank` failed for good.
   void Fail(uint32_t rank, int exit_code);
+  // Nothing is started any more.
+  void Stop();
+  void StartDue();
+  void MindDaemon();
   void ReapAll();
   void OnEnd(uint32_t rank, int exit_code);
   void Wait();
@@ -92,6 +124,10 @@ class Group {
   SignalWatch signals_;
   std::vector<Rank> ranks_;
   LaunchResult result_;
+  int daemon_pidfd_;              // -1: not minded, or to be restarted
+  contract::UniqueFd own_pidfd_;  // of a daemon that was restarted
+  Restarts daemon_restarts_;
+  absl::Time daemon_restart_at_ = absl::InfiniteFuture();
   bool stopping_ = false;  // nothing is restarted any more
   absl::Time kill_at_ = absl::InfiniteFuture();
 };
@@ -117,13 +153,14 @@ absl::Status Group::Start(uint32_t rank) {
   absl::StatusOr<RankProcess> process =
       RankProcess::Start(program_, options_.command, Environment(rank));
   if (!process.ok()) return process.status();
-  ranks_[rank].process = std::move(*process);
+  ranks_[rank].process.emplace(std::move(*process));
+  ranks_[rank].restarts.Started(absl::Now());
   return absl::OkStatus();
 }
 
 bool Group::Running() const {
   for (const Rank& rank : ranks_) {
-    if (rank.process) return true;
+    if (rank.process || rank.start_at != absl::InfiniteFuture()) return true;
   }
   return false;
 }
@@ -134,6 +171,17 @@ void Group::SignalAll(int signal) {
   }
 }
 
+void Group::Stop() {
+  stopping_ = true;
+  daemon_pidfd_ = -1;
+  daemon_restart_at_ = absl::InfiniteFuture();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].start_at == absl::InfiniteFuture()) continue;
+    ranks_[rank].start_at = absl::InfiniteFuture();
+    if (result_.exit_code == 0) result_.exit_code = result_.ranks[rank].exit_code;
+  }
+}
+
 void Group::Forward(int signal) {
   if (stopping_) {
     Note("killing all ranks");
@@ -141,14 +189,14 @@ void Group::Forward(int signal) {
     return;
   }
   Note(absl::StrCat("signal ", signal, " (", strsignal(signal), ") goes to all ranks"));
-  stopping_ = true;
+  Stop();
   SignalAll(signal);
 }
 
 void Group::Fail(uint32_t rank, int exit_code) {
   if (result_.exit_code == 0) result_.exit_code = exit_code;
   if (stopping_) return;
-  stopping_ = true;
+  Stop();
   if (!Running()) return;
   Note(absl::StrCat("rank ", rank, " has failed: ending the others"));
   SignalAll(SIGTERM);
@@ -170,14 +218,45 @@ void Group::OnEnd(uint32_t rank, int exit_code) {
     return;
   }
   ++result.restarts;
-  Note(absl::StrCat(text, ": starting it again (", result.restarts, " of ", options_.max_restarts,
-                    ")"));
-  absl::Status ready = options_.before_restart ? options_.before_restart() : absl::OkStatus();
-  if (ready.ok()) ready = Start(rank);
-  if (!ready.ok()) {
-    Note(std::string(ready.message()));
-    Fail(rank, exit_code);
+  const absl::Time now = absl::Now();
+  const absl::Duration pause = ranks_[rank].restarts.Ended(now);
+  ranks_[rank].start_at = now + pause;
+  Note(absl::StrCat(
+      text, ": starting it again (", result.restarts, " of ", options_.max_restarts, ")",
+      pause > absl::ZeroDuration() ? absl::StrCat(" after ", absl::FormatDuration(pause)) : ""));
+}
+
+void Group::StartDue() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (absl::Now() < ranks_[rank].start_at) continue;
+    ranks_[rank].start_at = absl::InfiniteFuture();
+    if (absl::Status started = Start(rank); !started.ok()) {
+      Note(std::string(started.message()));
+      Fail(rank, result_.ranks[rank].exit_code);
+    }
   }
+}
+
+void Group::MindDaemon() {
+  pollfd ended{daemon_pidfd_, POLLIN, 0};
+  if (daemon_pidfd_ >= 0 && poll(&ended, 1, 0) == 1) {
+    daemon_pidfd_ = -1;
+    const absl::Duration pause = daemon_restarts_.Ended(absl::Now());
+    daemon_restart_at_ = absl::Now() + pause;
+    Note("the daemon has ended: starting another in its place");
+  }
+  if (absl::Now() < daemon_restart_at_) return;
+  daemon_restart_at_ = absl::InfiniteFuture();
+  absl::StatusOr<contract::UniqueFd> pidfd = options_.restart_daemon();
+  daemon_restarts_.Started(absl::Now());
+  if (pidfd.ok()) {
+    own_pidfd_ = *std::move(pidfd);
+    daemon_pidfd_ = own_pidfd_.get();
+    return;
+  }
+  const absl::Duration pause = daemon_restarts_.Ended(absl::Now());
+  Note(absl::StrCat(pidfd.status().message(), "; trying again in ", absl::FormatDuration(pause)));
+  daemon_restart_at_ = absl::Now() + pause;
 }
 
 void Group::ReapAll() {
@@ -197,10 +276,13 @@ void Group::Wait() {
       if (reader->fd() >= 0) polled.push_back({reader->fd(), POLLIN, 0});
     }
   }
+  if (daemon_pidfd_ >= 0) polled.push_back({daemon_pidfd_, POLLIN, 0});
+  absl::Time next = std::min(kill_at_, daemon_restart_at_);
+  for (const Rank& rank : ranks_) next = std::min(next, rank.start_at);
   int timeout = -1;
-  if (kill_at_ != absl::InfiniteFuture()) {
+  if (next != absl::InfiniteFuture()) {
     timeout = static_cast<int>(
-        absl::ToInt64Milliseconds(std::max(absl::ZeroDuration(), kill_at_ - absl::Now())) + 1);
+        absl::ToInt64Milliseconds(std::max(absl::ZeroDuration(), next - absl::Now())) + 1);
   }
   poll(polled.data(), polled.size(), timeout);
 }
@@ -227,6 +309,8 @@ absl::StatusOr<LaunchResult> Group::Run() {
       ranks_[rank].process->err().Read(Sink(rank, Stream::kErr));
     }
     ReapAll();
+    MindDaemon();
+    StartDue();
     if (absl::Now() >= kill_at_) {
       Note("killing the ranks that did not end");
       SignalAll(SIGKILL);

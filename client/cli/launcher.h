@@ -10,6 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/retry.h"
+#include "proto/contract/fd_passing.h"
 
 namespace shardd::cli {
 
@@ -28,9 +30,15 @@ struct LaunchOptions {
   std::string address;
   // What ranks that are told to end (SIGTERM) get before SIGKILL.
   absl::Duration grace = absl::Seconds(10);
-  // Called before a rank is started again: to see to what it needs (a daemon). An
-  // error is noted, and the rank has then failed for good.
-  std::function<absl::Status()> before_restart;
+  // The daemon that the ranks use, if it is this launcher's to mind: a pidfd, readable once it has
+  // ended. Then `restart_daemon` starts another in its place, which the ranks re-attach to by
+  // themselves, and gives its pidfd; until it succeeds an error is noted and it is tried again.
+  int daemon_pidfd = -1;
+  std::function<absl::StatusOr<contract::UniqueFd>()> restart_daemon;
+  // Pauses before the second and later restarts of a rank, or of the daemon, that did not live
+  // for `settled`; the first one is at once.
+  Backoff backoff = {.first = absl::Milliseconds(100), .most = absl::Seconds(10)};
+  absl::Duration settled = absl::Seconds(30);
   // One line that a rank wrote, without its newline. Lines longer than 64 KiB come
   // in pieces; a last one without newline comes as it is.
   std::function<void(uint32_t rank, Stream stream, std::string_view line)> on_line;

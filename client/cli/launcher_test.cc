@@ -13,12 +13,15 @@
 #include <fstream>
 #include <map>
 
+#include "absl/time/clock.h"
+
 namespace shardd::cli {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
+using ::testing::Not;
 
 class LauncherTest : public ::testing::Test {
  protected:
@@ -32,7 +35,10 @@ class LauncherTest : public ::testing::Test {
       (stream == Stream::kOut ? out_ : err_)[rank].emplace_back(line);
       if (on_line_) on_line_(rank, std::string(line));
     };
-    options_.on_note = [this](const std::string& text) { notes_ += text + "\n"; };
+    options_.on_note = [this](const std::string& text) {
+      notes_ += text + "\n";
+      if (on_note_) on_note_(text);
+    };
   }
   ~LauncherTest() override {
     [[maybe_unused]] int rc = std::system(("rm -rf " + directory_).c_str());
@@ -52,7 +58,9 @@ class LauncherTest : public ::testing::Test {
   std::string directory_;
   std::map<uint32_t, std::vector<std::string>> out_, err_;
   std::function<void(uint32_t, const std::string&)> on_line_;
+  std::function<void(const std::string&)> on_note_;
   std::string notes_;
+  std::vector<pid_t> daemons_;
 };
 
 TEST_F(LauncherTest, EachRankKnowsItsPlace) {
@@ -96,6 +104,68 @@ TEST_F(LauncherTest, RestartsWhatDiesUpToTheLimit) {
   EXPECT_THAT(notes_,
               HasSubstr("rank 1 was killed by signal 9 (Killed): starting it again (1 of 2)"));
   EXPECT_THAT(notes_, HasSubstr("rank 1 ended with exit code 7: starting it again (2 of 2)"));
+}
+
+TEST_F(LauncherTest, PausesBetweenRestartsGrow) {
+  options_.max_restarts = 3;
+  options_.backoff = {.first = absl::Milliseconds(20), .most = absl::Milliseconds(30)};
+  const absl::Time began = absl::Now();
+  EXPECT_EQ(Run(1, "[ $SHARDD_RESTART_COUNT = 3 ]").exit_code, 0);
+  EXPECT_GE(absl::Now() - began, absl::Milliseconds(50));
+  EXPECT_THAT(notes_, HasSubstr("(1 of 3)\n"));
+  EXPECT_THAT(notes_, HasSubstr("(2 of 3) after 20ms\n"));
+  EXPECT_THAT(notes_, HasSubstr("(3 of 3) after 30ms\n"));
+  // Whoever lives long enough is started again at once.
+  notes_.clear();
+  options_.settled = absl::ZeroDuration();
+  EXPECT_EQ(Run(1, "[ $SHARDD_RESTART_COUNT = 3 ]").exit_code, 0);
+  EXPECT_THAT(notes_, Not(HasSubstr("after")));
+}
+
+TEST_F(LauncherTest, ASignalEndsAPause) {
+  options_.max_restarts = 2;
+  options_.backoff = {.first = absl::Hours(1), .most = absl::Hours(1)};
+  on_note_ = [](const std::string& text) {
+    if (text.find("after 1h") != std::string::npos) kill(getpid(), SIGTERM);
+  };
+  EXPECT_EQ(Run(1, "exit 4").exit_code, 4);
+}
+
+TEST_F(LauncherTest, ADaemonThatEndsIsStartedAgainAndTheRanksGoOn) {
+  const auto start = [this](const char* script) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      execl("/bin/sh", "sh", "-c", script, nullptr);
+      _exit(127);
+    }
+    daemons_.push_back(pid);
+    return contract::UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  };
+  const contract::UniqueFd first = start("exit 1");
+  options_.daemon_pidfd = first.get();
+  options_.backoff = {.first = absl::Milliseconds(20), .most = absl::Milliseconds(20)};
+  int attempts = 0;
+  options_.restart_daemon = [&]() -> absl::StatusOr<contract::UniqueFd> {
+    switch (++attempts) {
+      case 1:
+        return start("exit 1");
+      case 2:
+        return absl::UnavailableError("it does not start");
+      default:
+        std::ofstream(directory_ + "/up") << "yes\n";
+        return start("exec tail -f /dev/null");
+    }
+  };
+  LaunchResult result = Run(2, "while ! [ -s $DIR/up ]; do :; done");
+  for (pid_t pid : daemons_) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.ranks[0].restarts + result.ranks[1].restarts, 0);
+  EXPECT_EQ(attempts, 3);
+  EXPECT_THAT(notes_, HasSubstr("the daemon has ended: starting another in its place"));
+  EXPECT_THAT(notes_, HasSubstr("it does not start; trying again in 20ms"));
 }
 
 TEST_F(LauncherTest, AFailureForGoodEndsTheOthersAndIsTheExitCode) {

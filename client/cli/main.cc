@@ -23,6 +23,7 @@ shardd::cli::Environment ReadEnvironment() {
   }
   environment.uid = getuid();
   environment.interactive = isatty(STDIN_FILENO) == 1;
+  environment.stderr_is_terminal = isatty(STDERR_FILENO) == 1;
   char path[PATH_MAX];
   ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
   if (length > 0) {

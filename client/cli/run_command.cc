@@ -39,8 +39,9 @@ class RunCommand : public Command {
             "Without --address and SHARDD_ADDRESS, and where no daemon of the system or of your\n"
             "own runs, one is started for this command. It is ended after it unless it holds\n"
             "jobs: then the same command again goes on with them, and 'shardctl job delete'\n"
-            "gives their memory back. If it dies, it is started again with the next rank that\n"
-            "is, and takes up the jobs where they were.\n\n"
+            "gives their memory back. If it dies, it is started again and takes up the jobs where\n"
+            "they were; the ranks go on with it by themselves. What ends again soon after it was\n"
+            "started, a rank or the daemon, is started again after a pause, up to 10 seconds.\n\n"
             "  shardctl run --ranks 2 --max-restarts 3 -- shardd-train --data texts --stage 2",
         .command_follows = true};
     return *spec;
@@ -64,18 +65,21 @@ class RunCommand : public Command {
     }
     absl::StatusOr<DaemonInDirectory> daemon = FindDaemon(context);
     if (!daemon.ok()) return daemon.status();
+    const pid_t pid = daemon->attach->daemon_pid();
     // It was only to see that the daemon answers: no session of ours.
     daemon->attach.reset();
     LaunchOptions options = MakeOptions(context, words, daemon->socket_path);
     if (daemon->started_pid != 0) SayStarted(context, *daemon);
+    contract::UniqueFd pidfd;
     // This user's own daemon has no other supervisor.
     if (daemon->socket_path.starts_with(PrivateDirectory(context.environment) + "/")) {
-      options.before_restart = [&] { return RestartDaemon(context, &*daemon); };
+      pidfd = PidFd(pid);
+      options.daemon_pidfd = pidfd.get();
+      options.restart_daemon = [&] { return RestartDaemon(context, &*daemon); };
     }
     absl::StatusOr<LaunchResult> result = Launch(options);
     if (!keep_ && daemon->started_pid != 0 && !HoldsJobs(context, *daemon)) {
-      contract::UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, daemon->started_pid, 0)));
-      absl::Status ended = EndDaemon(pidfd, daemon->started_pid, kDaemonEnd);
+      absl::Status ended = EndDaemon(PidFd(daemon->started_pid), daemon->started_pid, kDaemonEnd);
       if (!ended.ok()) Note(context, std::string(ended.message()));
     }
     if (!result.ok()) return result.status();
@@ -112,15 +116,20 @@ class RunCommand : public Command {
                                daemon.socket_path));
   }
 
-  // Starts a daemon in place of the user's own if that has died: it takes up the jobs' state.
-  absl::Status RestartDaemon(const Context& context, DaemonInDirectory* daemon) {
+  static contract::UniqueFd PidFd(pid_t pid) {
+    return contract::UniqueFd(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1);
+  }
+
+  // Starts a daemon in place of the user's own, which has ended: it takes up the jobs' state.
+  absl::StatusOr<contract::UniqueFd> RestartDaemon(const Context& context,
+                                                   DaemonInDirectory* daemon) {
+    if (daemon->started_pid != 0) waitpid(daemon->started_pid, nullptr, WNOHANG);
+    daemon->started_pid = 0;
     absl::StatusOr<DaemonInDirectory> now = StartDaemon(context.environment);
     if (!now.ok()) return now.status();
-    if (now->started_pid == 0) return absl::OkStatus();
-    if (daemon->started_pid != 0) waitpid(daemon->started_pid, nullptr, WNOHANG);
     daemon->started_pid = now->started_pid;
-    SayStarted(context, *daemon);
-    return absl::OkStatus();
+    if (daemon->started_pid != 0) SayStarted(context, *daemon);
+    return PidFd(now->attach->daemon_pid());
   }
 
   // Whether ending the daemon would cut off somebody's state; says so for each job.

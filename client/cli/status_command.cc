@@ -8,6 +8,18 @@ namespace {
 
 using Lines = std::vector<std::pair<std::string, std::string>>;
 
+// What it found of the daemon before it.
+std::string TakenUp(const v1::ServerInfoReply& info) {
+  if (info.adopted_jobs() == 0) return "nothing";
+  std::string text = absl::StrCat(info.adopted_jobs(), info.adopted_jobs() == 1 ? " job" : " jobs",
+                                  " in ", FormatSeconds(info.adopt_seconds()));
+  if (info.down_seconds() > 0) {
+    absl::StrAppend(&text, ", ", FormatSeconds(info.down_seconds()),
+                    " after the daemon before was drained");
+  }
+  return text;
+}
+
 Lines DaemonLines(const v1::ServerInfoReply& info) {
   return {{"daemon", absl::StrCat("shardd ", info.version(), ", process ", info.pid(), ", up ",
                                   FormatSeconds(static_cast<double>(info.uptime_seconds())))},
@@ -18,7 +30,50 @@ Lines DaemonLines(const v1::ServerInfoReply& info) {
            absl::StrCat(info.state_directory(), ", pages of ", FormatBytes(info.page_bytes()))},
           {"sessions", absl::StrCat(info.sessions())},
           {"refused", absl::StrCat(info.refused_descriptors(), " descriptors, ",
-                                   info.refused_calls(), " calls")}};
+                                   info.refused_calls(), " calls")},
+          {"taken up", TakenUp(info)}};
+}
+
+// Of a daemon that knows others.
+void AddPeers(const v1::ServerInfoReply& info, Lines* lines) {
+  if (info.peer_name().empty()) return;
+  lines->emplace_back("among peers",
+                      absl::StrCat(info.peer_name(), ", at port ", info.peer_port()));
+  for (const v1::PeerStatus& peer : info.peers()) {
+    lines->emplace_back(
+        absl::StrCat("peer ", peer.name()),
+        peer.connected()
+            ? absl::StrCat("reached, ", FormatBytes(peer.queued_bytes()), " on the way")
+            : absl::StrCat("not reached, ",
+                           peer.silent_seconds() < 0
+                               ? "never heard of"
+                               : absl::StrCat("silent for ", FormatSeconds(peer.silent_seconds())),
+                           peer.error().empty() ? "" : ": ", peer.error()));
+  }
+  lines->emplace_back(
+      "refused of peers",
+      absl::StrCat(info.refused_peer_connections(), " connections, ", info.refused_peers(),
+                   " names or versions, ", info.refused_peer_messages(), " messages; ",
+                   info.fenced_peer_messages(), " fenced"));
+}
+
+// Of a job that daemons may share.
+void AddShares(const v1::JobStatus& job, Lines* lines) {
+  if (job.peers().empty()) return;
+  lines->emplace_back("daemons", absl::StrCat(job.daemon(), " (asked) holds ", job.own_chunks(),
+                                              " chunks; ", job.coordinator(), " coordinates"));
+  for (const v1::JobPeer& peer : job.peers()) {
+    lines->emplace_back(
+        absl::StrCat("daemon ", peer.daemon()),
+        absl::StrCat(
+            peer.chunks(), " chunks, ", peer.sessions(), " ranks, ",
+            peer.answered() ? absl::StrCat(peer.state(), " at step ", peer.committed_step(),
+                                           ", holds ", FormatBytes(peer.held_bytes()))
+            : peer.silent_seconds() < 0 ? "gave no answer, and was never heard of"
+                                        : absl::StrCat("gave no answer; silent for ",
+                                                       FormatSeconds(peer.silent_seconds()))));
+  }
+  if (!job.waits_for().empty()) lines->emplace_back("waits for", job.waits_for());
 }
 
 std::string LastStep(const v1::StepRecord& last) {
@@ -27,6 +82,33 @@ std::string LastStep(const v1::StepRecord& last) {
                    FormatNumber(last.grad_norm(), 6), ", lr ", FormatNumber(last.lr(), 4));
   if (last.result() == v1::STEP_SKIPPED) absl::StrAppend(&text, ", skipped: ", last.reason());
   return text;
+}
+
+// Of a job with one group the last step says all.
+void AddGroups(const v1::JobStatus& job, Lines* lines) {
+  if (job.groups_size() < 2) return;
+  for (int g = 0; g < job.groups_size(); ++g) {
+    const v1::GroupStatus& group = job.groups(g);
+    lines->emplace_back(
+        absl::StrCat("group ", g),
+        absl::StrCat(group.name(), ": lr ", FormatNumber(group.lr(), 4), ", weight decay ",
+                     FormatNumber(group.weight_decay(), 4), ", ", group.parameters(),
+                     " parameters, ", group.elements(), " elements"));
+  }
+}
+
+std::string Journal(const v1::JobStatus& job) {
+  std::string text = absl::StrCat(job.journal_state(), ", durable up to step ", job.durable_step(),
+                                  ", last snapshot of step ", job.journal_snapshot_step(), ", log ",
+                                  FormatBytes(job.journal_log_bytes()), ", ",
+                                  FormatBytes(job.journal_bytes()), " on disk");
+  if (!job.journal_failure().empty()) absl::StrAppend(&text, ": ", job.journal_failure());
+  return text;
+}
+
+std::string MirrorOf(const v1::JobStatus& job) {
+  return absl::StrCat("at peer ", job.mirror_peer(), ", up to step ", job.mirror_step(), "; ",
+                      job.mirror_state());
 }
 
 Lines JobLines(const v1::JobStatus& job) {
@@ -51,7 +133,26 @@ Lines JobLines(const v1::JobStatus& job) {
       {"regroups",
        absl::StrCat(job.regroups(), ", with ", job.recomputed_steps(), " steps computed again")}};
   if (job.last().step() > 0) lines.emplace_back("last step", LastStep(job.last()));
+  AddGroups(job, &lines);
   if (job.idle_seconds() > 0) lines.emplace_back("idle", FormatSeconds(job.idle_seconds()));
+  if (!job.journal_state().empty()) lines.emplace_back("journal", Journal(job));
+  if (!job.checkpoint_state().empty()) {
+    lines.emplace_back("checkpoint", job.checkpoint_state());
+  } else if (!job.checkpoint_failure().empty()) {
+    lines.emplace_back("checkpoint", absl::StrCat("failed: ", job.checkpoint_failure()));
+  }
+  if (!job.checkpoint_path().empty()) {
+    lines.emplace_back("last saved",
+                       absl::StrCat("step ", job.checkpoint_step(), ": ", job.checkpoint_path()));
+  }
+  if (job.checkpoint_stall_seconds() > 0 || job.checkpoint_copy_seconds() > 0) {
+    lines.emplace_back(
+        "saves cost",
+        absl::StrCat("updates waited ", FormatSeconds(job.checkpoint_stall_seconds()),
+                     " and copied for ", FormatSeconds(job.checkpoint_copy_seconds())));
+  }
+  if (!job.mirror_peer().empty()) lines.emplace_back("mirror", MirrorOf(job));
+  AddShares(job, &lines);
   if (!job.crash_cost().empty()) lines.emplace_back("a crash costs", job.crash_cost());
   if (!job.remark().empty()) lines.emplace_back("remark", job.remark());
   return lines;
@@ -100,7 +201,9 @@ class StatusCommand : public Command {
       context.out << json.dump() << "\n";
       return 0;
     }
-    context.out << NamedValues(DaemonLines(*info));
+    Lines daemon = DaemonLines(*info);
+    AddPeers(*info, &daemon);
+    context.out << NamedValues(daemon);
     for (const v1::JobStatus& job : jobs->jobs()) {
       context.out << "\n" << NamedValues(JobLines(job)) << SessionTable(job);
     }

@@ -26,6 +26,7 @@ inline constexpr size_t kSegmentPage = 4096;
 inline constexpr size_t kLineBytes = 64;
 inline constexpr size_t kMaxBlobBytes = 1 << 20;
 inline constexpr uint64_t kStepRecords = 1024;
+inline constexpr size_t kBoardGroups = 64;
 
 constexpr uint64_t RoundUpTo(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -88,6 +89,8 @@ struct Board {
   std::atomic<double> clip_factor;
   char skip_reason[256];  // NUL-terminated
   char failure[512];      // NUL-terminated, when state is kFailed
+  // Of the decision, under decision_seq too: the lr of the first groups; 0 beyond.
+  std::atomic<double> lr[kBoardGroups];
 };
 static_assert(sizeof(Board) <= kSegmentPage);
 
@@ -140,6 +143,11 @@ static_assert(sizeof(RingHeader) <= kSegmentPage);
 enum class DescriptorKind : uint8_t {
   kGrad = 1,  // one node of one bucket
   kInit = 2,  // fp32 masters of any range of the flat space
+  // Bytes of a frozen parameter: `bucket` is its index, begin and count are bytes.
+  kFrozen = 3,
+  // fp32 values of moment `bucket` of one parameter, which `step` optimizer steps were applied to.
+  // Before the last masters: these make the job complete.
+  kMoment = 4,
 };
 
 struct alignas(64) Descriptor {
@@ -165,7 +173,7 @@ static_assert(sizeof(Descriptor) == 64);
 
 inline constexpr size_t kChunkHeaderBytes = 4096;
 inline constexpr size_t kUndoOffset = 1024;
-inline constexpr size_t kUndoBytes = 2 * (64 + 3 * 4 * 64);
+inline constexpr size_t kUndoBytes = 2 * (64 + 3 * 4 * 64) + 2 * 4 * 64;
 static_assert(kUndoOffset + kUndoBytes <= kChunkHeaderBytes);
 
 struct ChunkHeader {
@@ -189,15 +197,13 @@ static_assert(sizeof(ChunkHeader) <= kUndoOffset);
 constexpr size_t MasterOffset() { return kChunkHeaderBytes; }
 constexpr size_t MomentOffset(uint32_t chunk_elements, int moment) {
   const size_t array = size_t{chunk_elements} * 4;
-  return kChunkHeaderBytes + array * (static_cast<size_t>(moment) + 1) +
-         (moment == 0 ? 128 : 128 + 256);
+  const auto m = static_cast<size_t>(moment);
+  return kChunkHeaderBytes + array * (m + 1) + 128 + 256 * m;
 }
 // Bytes of one chunk record with `moments` fp32 moments.
 constexpr size_t ChunkRecordBytes(uint32_t chunk_elements, int moments) {
-  const size_t array = size_t{chunk_elements} * 4;
-  const size_t stagger = moments == 0 ? 0 : moments == 1 ? 128 : 128 + 256;
-  return RoundUpTo(kChunkHeaderBytes + array * (static_cast<size_t>(moments) + 1) + stagger,
-                   kSegmentPage);
+  const size_t end = moments == 0 ? MasterOffset() : MomentOffset(chunk_elements, moments - 1);
+  return RoundUpTo(end + size_t{chunk_elements} * 4, kSegmentPage);
 }
 
 // ---------------------------------------------------------------------------
@@ -242,6 +248,9 @@ static_assert(sizeof(ReducedLine) == kLineBytes);
 //   decisions_offset            2 decision slots of decision_bytes each
 // ---------------------------------------------------------------------------
 
+// As many as there can be slots.
+inline constexpr uint64_t kMaxFinishedRanks = 4096;
+
 struct JobHeader {
   uint64_t magic;
   uint32_t version;
@@ -272,6 +281,11 @@ struct JobHeader {
   std::atomic<uint64_t> regroups;
   std::atomic<uint64_t> failed;  // 1: `failure` says why the job ended
   char failure[512];
+  // Ranks of a group of finished_world_size that closed in good order at finished_step while others
+  // had not: bit r % 64 of word r / 64. Hints: they count only at that step.
+  std::atomic<uint64_t> finished_world_size;
+  std::atomic<uint64_t> finished_step;
+  std::atomic<uint64_t> finished[kMaxFinishedRanks / 64];
 };
 static_assert(sizeof(JobHeader) <= kSegmentPage);
 

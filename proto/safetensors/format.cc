@@ -1,6 +1,7 @@
 #include "proto/safetensors/format.h"
 
 #include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
 
 namespace shardd::safetensors {
 namespace {
@@ -63,6 +64,34 @@ absl::Status ShapeBytes(std::string_view object, const std::vector<int64_t>& sha
   }
   *bytes = total;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> EncodeHeader(const std::string& path,
+                                         const std::map<std::string, std::string>& metadata,
+                                         const std::vector<TensorInfo>& tensors, size_t alignment) {
+  // ordered_json keeps the order of declaration, which is that of the data.
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  for (const TensorInfo& tensor : tensors) {
+    header.push_back({tensor.name,
+                      {{"dtype", DTypeName(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"data_offsets", {tensor.begin, tensor.end}}}});
+  }
+  // Names are bytes to us; what is not UTF-8 is replaced rather than thrown at.
+  const std::string json =
+      header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const uint64_t total = (sizeof(uint64_t) + json.size() + alignment - 1) / alignment * alignment;
+  const uint64_t length = total - sizeof(uint64_t);
+  if (length > kMaxHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": the header would take ", length,
+                                                   " bytes, more than ", kMaxHeaderBytes,
+                                                   "; write fewer tensors to a file"));
+  }
+  std::string text(reinterpret_cast<const char*>(&length), sizeof(length));
+  text += json;
+  text.resize(total, ' ');
+  return text;
 }
 
 }  // namespace shardd::safetensors

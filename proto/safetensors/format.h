@@ -5,12 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace shardd::safetensors {
 
@@ -42,6 +44,13 @@ struct TensorInfo {
 // or the product exceeds 2^63.
 absl::Status ShapeBytes(std::string_view object, const std::vector<int64_t>& shape, DType dtype,
                         uint64_t* bytes);
+
+// The bytes before the data: the length, then the JSON of `metadata` and of `tensors` in their
+// order, padded with spaces so that the data begin at a multiple of `alignment` (a multiple of
+// 8). InvalidArgument, beginning with `path`: longer than kMaxHeaderBytes.
+absl::StatusOr<std::string> EncodeHeader(const std::string& path,
+                                         const std::map<std::string, std::string>& metadata,
+                                         const std::vector<TensorInfo>& tensors, size_t alignment);
 
 }  // namespace shardd::safetensors
 

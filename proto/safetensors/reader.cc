@@ -124,7 +124,7 @@ Reader::~Reader() {
 }
 
 absl::Status Reader::Map() {
-  const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // no pipe is waited for
   if (fd < 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat(path_, ": cannot open for reading"));
   }
@@ -143,25 +143,42 @@ absl::Status Reader::Map() {
     } else {
       map_ = static_cast<const std::byte*>(map);
       file_bytes_ = static_cast<uint64_t>(info.st_size);
+      status = ReadHeader(fd);
     }
   }
   close(fd);
   return status;
 }
 
-absl::Status Reader::ParseHeader() {
+// Copied, not mapped: whoever cuts the file short meanwhile gets an error, not a SIGBUS.
+absl::Status Reader::ReadHeader(int fd) {
+  const auto read = [&](void* to, size_t bytes, off_t offset) -> absl::Status {
+    for (size_t done = 0; done < bytes;) {
+      const ssize_t n =
+          pread(fd, static_cast<char*>(to) + done, bytes - done, offset + static_cast<off_t>(done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, ": cannot read"));
+      if (n == 0) return Malformed(path_, "ends in its header");
+      done += static_cast<size_t>(n);
+    }
+    return absl::OkStatus();
+  };
   uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, map_, sizeof(header_bytes));
+  if (absl::Status s = read(&header_bytes, sizeof(header_bytes), 0); !s.ok()) return s;
   if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes_ - 8) {
     return Malformed(path_, absl::StrCat("its header length is ", header_bytes, " in a file of ",
                                          file_bytes_, " bytes"));
   }
   data_start_ = 8 + header_bytes;
-  const char* text = reinterpret_cast<const char*>(map_) + 8;
+  header_.resize(header_bytes);
+  return read(header_.data(), header_bytes, 8);
+}
+
+absl::Status Reader::ParseHeader() {
+  const std::string text = std::move(header_);
   Json header;
-  if (absl::Status s = ParseStrictJson(path_, text, text + header_bytes, &header); !s.ok()) {
-    return s;
-  }
+  absl::Status status = ParseStrictJson(path_, text.data(), text.data() + text.size(), &header);
+  if (!status.ok()) return status;
   for (const auto& [name, json] : header.items()) {
     if (name == kMetadataKey) {
       if (absl::Status s = ParseMetadata(path_, json, &metadata_); !s.ok()) return s;

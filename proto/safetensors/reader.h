@@ -61,6 +61,7 @@ class Reader {
  private:
   Reader() = default;
   absl::Status Map();
+  absl::Status ReadHeader(int fd);
   absl::Status ParseHeader();
   absl::Status CheckLayout();
   absl::StatusOr<std::span<const std::byte>> CheckedBytes(std::string_view name, DType dtype,
@@ -70,6 +71,7 @@ class Reader {
   const std::byte* map_ = nullptr;
   uint64_t file_bytes_ = 0;
   uint64_t data_start_ = 0;
+  std::string header_;  // until it is parsed
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string, size_t> index_;
   std::map<std::string, std::string> metadata_;

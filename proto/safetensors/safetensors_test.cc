@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -155,6 +156,13 @@ TEST_F(SafetensorsTest, ReaderRefusesWhatIsMalformed) {
   ExpectRefused("{" + a + "," + b_overlap + "}", 8, "overlap or hole");
   const std::string b_hole = R"("b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]})";
   ExpectRefused("{" + a + "," + b_hole + "}", 16, "overlap or hole");
+}
+
+TEST_F(SafetensorsTest, APipeIsRefusedAndNotWaitedFor) {
+  const std::string path = WriteRaw("{}", 0) + ".pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const absl::Status refused = Reader::Open(path).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
 }
 
 TEST_F(SafetensorsTest, ReaderRefusesHeaderLengthsThatDoNotFit) {

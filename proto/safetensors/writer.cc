@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "nlohmann/json.hpp"
 
 namespace shardd::safetensors {
 namespace {
@@ -68,27 +67,9 @@ absl::Status Writer::Declare(std::string_view name, DType dtype,
 
 absl::Status Writer::WriteHeader() {
   header_written_ = true;
-  // ordered_json keeps the order of declaration, which is that of the data.
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!options_.metadata.empty()) header["__metadata__"] = options_.metadata;
-  for (const TensorInfo& tensor : tensors_) {
-    header.push_back({tensor.name,
-                      {{"dtype", DTypeName(tensor.dtype)},
-                       {"shape", tensor.shape},
-                       {"data_offsets", {tensor.begin, tensor.end}}}});
-  }
-  // Names are bytes to us; what is not UTF-8 is replaced rather than thrown at.
-  std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is 8-byte aligned
-  const uint64_t header_bytes = text.size();
-  if (header_bytes > kMaxHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": the header would take ", header_bytes,
-                                                   " bytes, more than ", kMaxHeaderBytes,
-                                                   "; write fewer tensors to a file"));
-  }
-  const auto* length = reinterpret_cast<const std::byte*>(&header_bytes);
-  if (absl::Status s = WriteFully(length, sizeof(header_bytes)); !s.ok()) return s;
-  return WriteFully(reinterpret_cast<const std::byte*>(text.data()), text.size());
+  const absl::StatusOr<std::string> header = EncodeHeader(path_, options_.metadata, tensors_, 8);
+  if (!header.ok()) return header.status();
+  return WriteFully(reinterpret_cast<const std::byte*>(header->data()), header->size());
 }
 
 absl::Status Writer::Append(std::span<const std::byte> data) {

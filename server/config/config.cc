@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/contract/config_json.h"
+#include "server/config/peer_config.h"
 
 namespace shardd::config {
 
@@ -126,11 +127,68 @@ void FillDefaults(uint32_t uid, const std::string& runtime_dir, v1::DaemonConfig
     c->mutable_store()->set_directory(
         access(mounted.c_str(), W_OK) == 0 ? mounted : absl::StrCat("/dev/shm/shardd-", uid));
   }
+  if (c->journal().snapshots_kept() == 0) c->mutable_journal()->set_snapshots_kept(1);
+  if (c->journal().snapshot_bytes_per_second() == 0) {
+    c->mutable_journal()->set_snapshot_bytes_per_second(200'000'000);
+  }
+  if (c->journal().on_failure().empty()) c->mutable_journal()->set_on_failure("stop");
+  if (c->journal().mirror().empty() && c->peer().peers_size() > 0) {
+    c->mutable_journal()->set_mirror(c->peer().peers(0).name());
+  }
+  if (c->journal().mirror_seconds() == 0) c->mutable_journal()->set_mirror_seconds(10);
+  if (c->journal().mirror_fetch_seconds() == 0) c->mutable_journal()->set_mirror_fetch_seconds(10);
+  if (c->job_ttl_seconds() == 0) c->set_job_ttl_seconds(24 * 3600);
+  if (c->spill().directory().empty()) {
+    c->mutable_spill()->set_directory(uid == 0 ? "/var/lib/shardd/spill"
+                                               : absl::StrCat("/var/tmp/shardd-", uid, "/spill"));
+  }
   if (c->step().isa().empty()) c->mutable_step()->set_isa("auto");
   if (c->step().spin_microseconds() == 0) c->mutable_step()->set_spin_microseconds(20);
   if (c->limits().sessions() == 0) c->mutable_limits()->set_sessions(4096);
   if (c->limits().jobs() == 0) c->mutable_limits()->set_jobs(256);
 }
+
+namespace {
+
+absl::Status ValidateJournal(const v1::DaemonConfig& c) {
+  const v1::DaemonConfig::Journal& journal = c.journal();
+  if (!journal.directory().empty() && !absl::StartsWith(journal.directory(), "/")) {
+    return absl::InvalidArgumentError(absl::StrCat("journal.directory is '", journal.directory(),
+                                                   "'; it must be an absolute path"));
+  }
+  if (!journal.directory().empty() && journal.directory() == c.store().directory()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("journal.directory is '", journal.directory(),
+                     "', as store.directory is; give a directory on a disk"));
+  }
+  if (journal.on_failure() != "stop" && journal.on_failure() != "degrade") {
+    return absl::InvalidArgumentError(absl::StrCat("journal.on_failure is '", journal.on_failure(),
+                                                   "'; it must be stop or degrade"));
+  }
+  if (!c.file_faults().empty() && !c.failpoints()) {
+    return absl::InvalidArgumentError(
+        "file_faults makes the daemon's files fail and is for tests; it needs failpoints = true");
+  }
+  const auto& peers = c.peer().peers();
+  if (!journal.mirror().empty() && std::none_of(peers.begin(), peers.end(), [&](const auto& peer) {
+        return peer.name() == journal.mirror();
+      })) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "journal.mirror is '", journal.mirror(), "', which is not the name of any of peer.peers"));
+  }
+  // A segment holds its header and at least a record or two.
+  constexpr double kMiB = 1 << 20;
+  absl::Status status = Range("journal.snapshots_kept", journal.snapshots_kept(), 1, 16);
+  status.Update(Range("journal.mirror_seconds", journal.mirror_seconds(), 0.1, 3600));
+  status.Update(Range("journal.mirror_fetch_seconds", journal.mirror_fetch_seconds(), 0.1, 3600));
+  if (journal.segment_bytes() != 0) {
+    status.Update(Range("journal.segment_bytes", static_cast<double>(journal.segment_bytes()),
+                        kMiB / 4, kMiB * kMiB));
+  }
+  return status;
+}
+
+}  // namespace
 
 absl::Status Validate(const v1::DaemonConfig& c) {
   const std::string& mode = c.listen().socket_mode();
@@ -152,16 +210,35 @@ absl::Status Validate(const v1::DaemonConfig& c) {
     return absl::InvalidArgumentError(absl::StrCat("store.directory is '", c.store().directory(),
                                                    "'; it must be an absolute path"));
   }
+  if (!absl::StartsWith(c.spill().directory(), "/")) {
+    return absl::InvalidArgumentError(absl::StrCat("spill.directory is '", c.spill().directory(),
+                                                   "'; it must be an absolute path"));
+  }
+  if (c.job_ttl_seconds() != -1 && !(c.job_ttl_seconds() > 0 && c.job_ttl_seconds() <= 1e9)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job_ttl_seconds is ", c.job_ttl_seconds(),
+                     "; it must be above 0 and at most 1e9, or -1 for never"));
+  }
+  const std::string& checkpoints = c.checkpoint().directory();
+  if (!checkpoints.empty() && !absl::StartsWith(checkpoints, "/")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checkpoint.directory is '", checkpoints, "'; it must be an absolute path"));
+  }
   const std::string& isa = c.step().isa();
   if (isa != "auto" && isa != "scalar" && isa != "avx2" && isa != "avx512") {
     return absl::InvalidArgumentError(
         absl::StrCat("step.isa is '", isa, "'; it must be auto, scalar, avx2 or avx512"));
   }
+  if (absl::Status status = ValidateJournal(c); !status.ok()) return status;
   absl::Status status = Range("step.threads", c.step().threads(), 0, 1024);
   status.Update(Range("step.spin_microseconds", c.step().spin_microseconds(), 0, 1e6));
   status.Update(Range("limits.sessions", c.limits().sessions(), 1, 65536));
   status.Update(Range("limits.jobs", c.limits().jobs(), 1, 65536));
   status.Update(Range("exit_when_idle_seconds", c.exit_when_idle_seconds(), 0, 1e9));
+  const v1::DaemonConfig::Peer& peer = c.peer();
+  if (!peer.name().empty() || !peer.listen().empty() || peer.peers_size() > 0) {
+    status.Update(CheckPeerConfig(peer));
+  }
   return status;
 }
 

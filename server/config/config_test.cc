@@ -61,6 +61,24 @@ TEST(Config, ValuesAreChecked) {
   EXPECT_NE(environment.status().message().find("SHARDD_STEP_THREADS"), absl::string_view::npos);
 }
 
+TEST(Config, JournalAndFaultsAreChecked) {
+  const auto parse = [](std::vector<std::string> arguments) {
+    arguments.push_back("--store.directory=/dev/shm/x");
+    return ParseCommandLine(arguments, [](const std::string&) { return std::nullopt; });
+  };
+  const auto line = parse({"--journal.directory=/var/lib/shardd"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->config.journal().on_failure(), "stop");
+  EXPECT_EQ(line->config.journal().snapshots_kept(), 1u);
+  for (const char* wrong : {"--journal.directory=relative", "--journal.directory=/dev/shm/x",
+                            "--journal.on_failure=explode", "--journal.segment_bytes=4096",
+                            "--journal.snapshots_kept=100", "--journal.mirror=nobody",
+                            "--journal.mirror_seconds=-1", "--file_faults=*:sync:1:eio"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(parse({wrong}).status())) << wrong;
+  }
+  EXPECT_TRUE(parse({"--failpoints=true", "--file_faults=*:sync:1:eio"}).ok());
+}
+
 TEST(Config, HelpNamesEveryKey) {
   const std::string help = HelpText();
   for (const char* key : {"--listen.socket=", "--memory.budget_bytes=", "--store.directory=",

@@ -182,6 +182,7 @@ absl::Status AttachServer::OnHello(Connection* connection, const AttachMessage& 
   }
   if (message.protocol_version < contract::kOldestProtocolVersion ||
       message.protocol_version > contract::kProtocolVersion) {
+    options_.counters->refused_calls += 1;
     return absl::FailedPreconditionError(
         absl::StrCat("the client speaks protocol ", message.protocol_version, ", this daemon ",
                      contract::kOldestProtocolVersion, " to ", contract::kProtocolVersion,

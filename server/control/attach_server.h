@@ -16,6 +16,10 @@
 #include "server/control/session_registry.h"
 #include "server/env/budget.h"
 
+namespace shardd::step {
+struct Counters;
+}
+
 namespace shardd::control {
 
 struct AttachOptions {
@@ -24,6 +28,7 @@ struct AttachOptions {
   uint64_t ring_bytes_max = 0;
   size_t max_connections = 0;
   env::Budget* budget = nullptr;
+  step::Counters* counters = nullptr;
   std::function<void(const std::string&)> log;
 };
 

@@ -6,15 +6,6 @@
 
 namespace shardd::control {
 
-namespace {
-
-template <typename Reply>
-std::shared_ptr<UnaryCall<Reply>> MakeCall(grpc::CallbackServerContext* context, Reply* reply) {
-  return std::make_shared<UnaryCall<Reply>>(context, reply);
-}
-
-}  // namespace
-
 absl::StatusOr<ControlService::Caller> ControlService::FindCaller(const std::string& token) {
   absl::StatusOr<std::shared_ptr<step::Session>> session = sessions_->Find(token);
   if (!session.ok()) {

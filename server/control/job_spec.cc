@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -9,6 +10,7 @@
 #include "proto/contract/config_json.h"
 #include "proto/contract/slot_tree.h"
 #include "server/step/hyperparameters.h"
+#include "server/step/schedule.h"
 
 namespace shardd::control {
 
@@ -23,7 +25,8 @@ absl::Status Refuse(const std::string& path, const std::string& rule) {
 }
 
 absl::Status CheckOptimizer(const v1::JobConfig& config) {
-  if (kernels::FindOptimizer(config.optimizer()) == nullptr) {
+  const kernels::Optimizer* optimizer = kernels::FindOptimizer(config.optimizer());
+  if (optimizer == nullptr) {
     std::string names;
     for (std::string_view name : kernels::OptimizerNames()) {
       absl::StrAppend(&names, names.empty() ? "" : ", ", std::string(name));
@@ -35,8 +38,8 @@ absl::Status CheckOptimizer(const v1::JobConfig& config) {
     return Refuse("groups", absl::StrCat("has ", config.groups_size(), " entries; give 1 to 4096"));
   }
   for (int g = 0; g < config.groups_size(); ++g) {
-    absl::Status status =
-        step::CheckHyperparameters(config.groups(g).hyper(), absl::StrCat("groups[", g, "].hyper"));
+    absl::Status status = step::CheckHyperparameters(config.groups(g).hyper(), *optimizer,
+                                                     absl::StrCat("groups[", g, "].hyper"));
     if (!status.ok()) return Refuse(std::string(status.message()), "");
   }
   return absl::OkStatus();
@@ -71,10 +74,32 @@ absl::Status CompleteSeconds(const char* path, double fallback, double value,
   return absl::OkStatus();
 }
 
+absl::Status CompleteDurability(v1::Durability best, v1::JobConfig* config) {
+  if (config->durability() == 0) config->set_durability(best);
+  switch (config->durability()) {
+    case v1::process:
+      return absl::OkStatus();
+    case v1::node:
+      if (best != v1::process) return absl::OkStatus();
+      return Refuse("durability",
+                    "is node, but this daemon keeps no journals; set its journal.directory to a "
+                    "directory on a disk, or give durability = process");
+    case v1::peer:
+      if (best != v1::process) return absl::OkStatus();
+      return Refuse("durability",
+                    "is peer, which this daemon does not offer: it keeps no journals; set its "
+                    "journal.directory to a directory on a disk, and peers (docs/cluster.md), or "
+                    "give durability = process");
+    default:
+      return Refuse("durability", "is none of process, node, peer");
+  }
+}
+
 // What two runs may change, cleared; lr too.
 v1::JobConfig Essence(const v1::JobConfig& config) {
   v1::JobConfig essence = config;
   essence.clear_stage();
+  essence.clear_schedule();
   essence.clear_weights();
   essence.clear_durability();
   essence.clear_join_seconds();
@@ -102,7 +127,7 @@ absl::Status CheckJobName(const std::string& name) {
   return absl::OkStatus();
 }
 
-absl::Status CompleteJobConfig(v1::JobConfig* config) {
+absl::Status CompleteJobConfig(v1::Durability durability, v1::JobConfig* config) {
   if (absl::Status status = CheckJobName(config->name()); !status.ok()) return status;
   if (config->optimizer().empty()) config->set_optimizer("adamw");
   if (absl::Status status = CheckOptimizer(*config); !status.ok()) return status;
@@ -122,10 +147,7 @@ absl::Status CompleteJobConfig(v1::JobConfig* config) {
   if (config->weights() != v1::shared && config->weights() != v1::private_) {
     return Refuse("weights", "is none of shared, private");
   }
-  if (config->durability() == 0) config->set_durability(v1::process);
-  if (config->durability() != v1::process) {
-    return Refuse("durability", "is not one that this daemon offers; it offers: process");
-  }
+  if (absl::Status status = CompleteDurability(durability, config); !status.ok()) return status;
   if (!std::isfinite(config->max_norm()) || config->max_norm() < 0) {
     return Refuse("max_norm",
                   absl::StrCat("is ", config->max_norm(), "; give 0 (no clipping) or more"));
@@ -134,6 +156,9 @@ absl::Status CompleteJobConfig(v1::JobConfig* config) {
     return Refuse("reference_tokens", "must be finite and >= 0");
   }
   if (absl::Status status = CompleteLossScale(config); !status.ok()) return status;
+  if (absl::Status status = step::CheckSchedule(config->schedule()); !status.ok()) {
+    return Refuse(std::string(status.message()), "");
+  }
   absl::Status status = CompleteSeconds("join_seconds", 120, config->join_seconds(),
                                         &v1::JobConfig::set_join_seconds, config);
   status.Update(CompleteSeconds("step_seconds", 600, config->step_seconds(),
@@ -147,7 +172,36 @@ absl::Status CompleteJobConfig(v1::JobConfig* config) {
   return status;
 }
 
+namespace {
+
+// Names of frozen parameters and other names: each once over all.
+absl::Status CheckNames(const v1::OpenRequest& request) {
+  std::unordered_set<std::string> names;
+  for (const v1::Parameter& p : request.parameters()) names.insert(p.name());
+  const auto add = [&](const std::string& name) -> absl::Status {
+    if (absl::Status s = contract::CheckParameterName(names.size(), name); !s.ok()) return s;
+    if (names.insert(name).second) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", name, "' is the name of two parameters; give each its own"));
+  };
+  for (const v1::Parameter& p : request.parameters()) {
+    for (const std::string& alias : p.aliases()) {
+      if (absl::Status s = add(alias); !s.ok()) return s;
+    }
+  }
+  for (const v1::FrozenParameter& f : request.frozen()) {
+    if (absl::Status s = add(f.name()); !s.ok()) return s;
+    for (const std::string& alias : f.aliases()) {
+      if (absl::Status s = add(alias); !s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<contract::Layout> MakeLayout(const v1::OpenRequest& request) {
+  if (absl::Status s = CheckNames(request); !s.ok()) return s;
   std::vector<contract::ParameterSpec> parameters;
   parameters.reserve(static_cast<size_t>(request.parameters_size()));
   for (const v1::Parameter& p : request.parameters()) {
@@ -171,6 +225,8 @@ uint64_t ConfigHash(const v1::JobConfig& config) {
   for (const v1::ParameterGroup& group : essence.groups()) {
     const v1::Hyperparameters& h = group.hyper();
     hasher.Add(h.beta1()).Add(h.beta2()).Add(h.eps()).Add(h.weight_decay());
+    hasher.Add(h.momentum()).Add(h.dampening()).Add(h.nesterov() ? 1.0 : 0.0).Add(h.lr_decay());
+    hasher.Add(h.min_trust()).Add(h.max_trust());
   }
   return hasher.value();
 }
@@ -191,7 +247,8 @@ std::vector<std::string> ConfigDifferences(const v1::JobConfig& there, const v1:
         absl::StrCat("groups: ", a.groups_size(), " there, ", b.groups_size(), " here"));
   } else {
     for (int g = 0; g < a.groups_size(); ++g) {
-      for (const char* field : {"beta1", "beta2", "eps", "weight_decay"}) {
+      for (const char* field : {"beta1", "beta2", "eps", "weight_decay", "momentum", "dampening",
+                                "nesterov", "lr_decay", "min_trust", "max_trust"}) {
         compare(absl::StrCat("groups[", g, "].hyper.", field));
       }
     }

@@ -18,8 +18,9 @@ namespace shardd::control {
 absl::Status CheckJobName(const std::string& name);
 
 // Sets every field that was left 0 to its default (proto/job_config.proto) and checks
-// all. InvalidArgument names the field.
-absl::Status CompleteJobConfig(v1::JobConfig* config);
+// all. `durability`: the best that this daemon offers, and the default. InvalidArgument names the
+// field.
+absl::Status CompleteJobConfig(v1::Durability durability, v1::JobConfig* config);
 
 // Layout of the request's parameters. InvalidArgument names the parameter.
 absl::StatusOr<contract::Layout> MakeLayout(const v1::OpenRequest& request);

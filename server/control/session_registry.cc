@@ -15,9 +15,13 @@ absl::StatusOr<std::shared_ptr<step::Session>> SessionRegistry::Create(uid_t uid
   auto session = std::make_shared<step::Session>();
   session->token.resize(contract::kTokenBytes);
   if (getrandom(session->token.data(), session->token.size(), 0) !=
-      static_cast<ssize_t>(session->token.size())) {
+          static_cast<ssize_t>(session->token.size()) ||
+      getrandom(&session->nonce, sizeof(session->nonce), 0) != sizeof(session->nonce)) {
     return contract::ErrnoStatus(errno, "cannot make a token");
   }
+  // Drawn, not counted: the daemons of a job know each other's sessions by it, and must not take
+  // one for another daemon's, or for one that a daemon had before it was started again.
+  session->nonce = session->nonce >> 2 | 1;
   session->uid = uid;
   session->pid = pid;
   session->socket = std::move(socket);
@@ -27,7 +31,6 @@ absl::StatusOr<std::shared_ptr<step::Session>> SessionRegistry::Create(uid_t uid
     return absl::ResourceExhaustedError(
         absl::StrCat("the daemon has ", sessions_.size(), " sessions (limits.sessions); end some"));
   }
-  session->nonce = next_nonce_++;
   sessions_[session->token] = session;
   return session;
 }

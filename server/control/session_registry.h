@@ -29,7 +29,6 @@ class SessionRegistry {
  private:
   const size_t max_sessions_;
   mutable std::mutex mutex_;
-  uint64_t next_nonce_ = 1;
   std::unordered_map<std::string, std::shared_ptr<step::Session>> sessions_;
 };
 

@@ -45,6 +45,11 @@ class UnaryCall {
   std::atomic<bool> finished_{false};
 };
 
+template <typename Reply>
+std::shared_ptr<UnaryCall<Reply>> MakeCall(grpc::CallbackServerContext* context, Reply* reply) {
+  return std::make_shared<UnaryCall<Reply>>(context, reply);
+}
+
 // The callback that answers `call`.
 template <typename Reply>
 auto Answering(std::shared_ptr<UnaryCall<Reply>> call) {

@@ -14,6 +14,21 @@ BudgetLease& BudgetLease::operator=(BudgetLease&& other) noexcept {
   return *this;
 }
 
+void BudgetLease::Absorb(BudgetLease other) {
+  if (budget_ == nullptr) {
+    *this = std::move(other);
+    return;
+  }
+  bytes_ += std::exchange(other.bytes_, 0);
+  other.budget_ = nullptr;
+}
+
+void BudgetLease::ShrinkTo(uint64_t bytes) {
+  if (budget_ == nullptr || bytes >= bytes_) return;
+  budget_->used_ -= bytes_ - bytes;
+  bytes_ = bytes;
+}
+
 void BudgetLease::Return() {
   if (budget_ != nullptr) budget_->used_ -= bytes_;
   budget_ = nullptr;

@@ -22,6 +22,10 @@ class BudgetLease {
   BudgetLease& operator=(BudgetLease&& other) noexcept;
   ~BudgetLease() { Return(); }
   uint64_t bytes() const { return bytes_; }
+  // Takes over what another lease of the same budget holds.
+  void Absorb(BudgetLease other);
+  // Gives back all but `bytes`, which is no more than it holds.
+  void ShrinkTo(uint64_t bytes);
 
  private:
   friend class Budget;

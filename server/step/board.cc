@@ -25,13 +25,13 @@ void BoardWriter::Wake() {
   syscall(SYS_futex, &board_->event, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void BoardWriter::Reset() {
-  if (board_->decision_seq.load() % 2 != 0) board_->decision_seq.fetch_add(1);
-  SetSleeping(false);
-}
+void BoardWriter::Reset() { SetSleeping(false); }
 
 void BoardWriter::PublishDecision(const DecisionNews& news) {
-  board_->decision_seq.fetch_add(1, std::memory_order_acq_rel);
+  // It is odd already where an earlier daemon died while it wrote: then nobody read that.
+  if (board_->decision_seq.load(std::memory_order_relaxed) % 2 == 0) {
+    board_->decision_seq.fetch_add(1, std::memory_order_acq_rel);
+  }
   board_->committed_step.store(news.committed_step, std::memory_order_release);
   board_->applied.store(news.applied, std::memory_order_release);
   board_->result.store(news.result, std::memory_order_release);
@@ -40,6 +40,9 @@ void BoardWriter::PublishDecision(const DecisionNews& news) {
   board_->loss_scale.store(news.loss_scale, std::memory_order_release);
   board_->clip_factor.store(news.clip_factor, std::memory_order_release);
   CopyText(news.skip_reason, board_->skip_reason, sizeof(board_->skip_reason));
+  for (size_t g = 0; g < contract::kBoardGroups; ++g) {
+    board_->lr[g].store(g < news.lr.size() ? news.lr[g] : 0, std::memory_order_release);
+  }
   board_->decision_seq.fetch_add(1, std::memory_order_acq_rel);
   Wake();
 }

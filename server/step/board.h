@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "proto/contract/segments.h"
 
@@ -20,6 +21,7 @@ struct DecisionNews {
   double loss_scale = 1;
   double clip_factor = 1;
   std::string skip_reason;
+  std::vector<double> lr;  // of each group
 };
 
 // One writer, but Wake may be called from any thread.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/env/fault_guard.h"
@@ -17,12 +18,28 @@ BucketSums::BucketSums(const contract::Layout* layout, store::JobSegments* segme
       slots_(slots),
       isa_(isa),
       pool_(pool),
-      buckets_(layout->num_buckets()) {}
+      buckets_(layout->num_buckets()) {
+  SetOwned({{0, layout->flat_elements()}});
+}
+
+void BucketSums::SetOwned(const std::vector<contract::Range>& owned) {
+  to_fold_ = 0;
+  for (uint64_t b = 0; b < buckets_.size(); ++b) {
+    const contract::Range bucket = layout_->bucket_range(b);
+    buckets_[b].owned.clear();
+    for (const contract::Range& range : owned) {
+      const contract::Range part{std::max(bucket.begin, range.begin),
+                                 std::min(bucket.end, range.end)};
+      if (part.begin < part.end) buckets_[b].owned.push_back(part);
+    }
+    if (!buckets_[b].owned.empty()) ++to_fold_;
+  }
+}
 
 void BucketSums::Clear() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].nodes.clear();
-    buckets_[b].covered = 0;
+    buckets_[b].covered = buckets_[b].local = 0;
     buckets_[b].folded = false;
   }
   folded_ = 0;
@@ -41,12 +58,26 @@ AddResult BucketSums::Add(uint64_t bucket, const Contribution& contribution) {
   if (at != b.nodes.begin() && std::prev(at)->node.hi > node.lo) return AddResult::kOverlaps;
   b.nodes.insert(at, contribution);
   b.covered += node.hi - node.lo;
+  if (contribution.daemon.empty()) b.local += node.hi - node.lo;
   touched_ = true;
   return AddResult::kAdded;
 }
 
 bool BucketSums::HasAllNodes(uint64_t bucket) const {
-  return !buckets_[bucket].folded && buckets_[bucket].covered == slots_;
+  const Bucket& b = buckets_[bucket];
+  return !b.folded && b.covered == slots_ && !b.owned.empty();
+}
+
+std::vector<Contribution> BucketSums::Take(uint64_t bucket) {
+  buckets_[bucket].folded = true;  // a duplicate is acknowledged
+  return std::exchange(buckets_[bucket].nodes, {});
+}
+
+void BucketSums::DropWaiting() {
+  for (Bucket& b : buckets_) {
+    b.nodes.clear();
+    if (!b.folded) b.covered = b.local = 0;
+  }
 }
 
 absl::StatusOr<std::vector<Contribution>> BucketSums::Fold(uint64_t bucket, uint64_t step,
@@ -66,19 +97,22 @@ absl::StatusOr<std::vector<Contribution>> BucketSums::Fold(uint64_t bucket, uint
   constexpr uint64_t kTask = 16 * kBlockElements;
   const uint64_t blocks = (range.size() + kBlockElements - 1) / kBlockElements;
   std::vector<kernels::BlockStats> stats(blocks);
-  std::atomic<const void*> fault{nullptr};
-  pool_->ParallelFor((range.size() + kTask - 1) / kTask, [&](size_t task) {
-    const uint64_t begin = task * kTask;
-    const uint64_t count = std::min(kTask, range.size() - begin);
-    std::vector<kernels::ReduceInput> inputs;
-    for (const Contribution& c : b.nodes) {
-      inputs.push_back({c.data + begin * kernels::DTypeSize(c.dtype), c.dtype});
+  std::vector<contract::Range> tasks;
+  for (const contract::Range& owned : b.owned) {
+    for (uint64_t at = owned.begin; at < owned.end; at += kTask) {
+      tasks.push_back({at, std::min(at + kTask, owned.end)});
     }
+  }
+  std::atomic<const void*> fault{nullptr};
+  pool_->ParallelFor(tasks.size(), [&](size_t task) {
+    const contract::Range part = tasks[task];
+    std::vector<kernels::ReduceInput> inputs;
+    for (const Contribution& c : b.nodes) inputs.push_back({c.at(part.begin), c.dtype});
     // What it allocates must be outside of the guard, or a fault would leak it.
     kernels::Reducer reducer(isa_, program, inputs);
     const void* at = env::RunGuarded([&] {
-      reducer.Run(count, segments_->reduced(range.begin + begin), segments_->reduced_dtype(),
-                  stats.data() + begin / kBlockElements);
+      reducer.Run(part.size(), segments_->reduced(part.begin), segments_->reduced_dtype(),
+                  stats.data() + (part.begin - range.begin) / kBlockElements);
     });
     if (at != nullptr) fault.store(at);
   });
@@ -88,11 +122,14 @@ absl::StatusOr<std::vector<Contribution>> BucketSums::Fold(uint64_t bucket, uint
   }
   uint32_t nonfinite = 0;
   double* sums = segments_->sums() + range.begin / kBlockElements;
-  for (uint64_t i = 0; i < blocks; ++i) {
-    sums[i] = stats[i].sum_squares;
-    if (stats[i].nonfinite != 0) {
-      if (nonfinite == 0 && !nonfinite_.found) Blame(bucket, b.nodes, i);
-      nonfinite = 1;
+  for (const contract::Range& owned : b.owned) {
+    const uint64_t last = (owned.end - range.begin + kBlockElements - 1) / kBlockElements;
+    for (uint64_t i = (owned.begin - range.begin) / kBlockElements; i < last; ++i) {
+      sums[i] = stats[i].sum_squares;
+      if (stats[i].nonfinite != 0) {
+        if (nonfinite == 0 && !nonfinite_.found) Blame(bucket, b.nodes, i);
+        nonfinite = 1;
+      }
     }
   }
   line->nonfinite.store(nonfinite, std::memory_order_relaxed);
@@ -114,13 +151,12 @@ void BucketSums::Blame(uint64_t bucket, const std::vector<Contribution>& nodes, 
   bool located = false;
   for (const Contribution& c : nodes) {
     uint64_t at = count;
-    env::RunGuarded([&] {
-      at = kernels::FindNonFinite(c.data + begin * kernels::DTypeSize(c.dtype), c.dtype, count,
-                                  &is_nan);
-    });
+    env::RunGuarded(
+        [&] { at = kernels::FindNonFinite(c.at(range.begin + begin), c.dtype, count, &is_nan); });
     if (at < count) {
       element = range.begin + begin + at;
-      from = absl::StrCat("rank ", c.rank);
+      from = c.daemon.empty() ? absl::StrCat("rank ", c.rank)
+                              : absl::StrCat("the ranks of daemon ", c.daemon);
       located = true;
       break;
     }

@@ -57,7 +57,8 @@ class BucketSumsTest : public testing::Test {
     spec.config.set_grad_dtype(v1::fp32);
     spec.config.set_weight_dtype(v1::fp32);
     spec.config.add_groups();
-    auto segments = store::JobSegments::Create(*directory, *layout_, spec, [] {});
+    auto segments = store::JobSegments::Create(*directory, *layout_, spec,
+                                               [](auto*) { return absl::OkStatus(); });
     EXPECT_TRUE(segments.ok()) << segments.status();
     segments_ = *std::move(segments);
     sums_ = std::make_unique<BucketSums>(layout_.get(), segments_.get(), kSlots, kernels::BestIsa(),
@@ -78,6 +79,7 @@ class BucketSumsTest : public testing::Test {
     const contract::Range range = layout_->bucket_range(bucket);
     Contribution c;
     c.node = {lo, hi};
+    c.begin = range.begin;
     c.rank = lo;
     c.ring_index = 10 * bucket + lo;
     if (hi - lo == 1) {

@@ -61,19 +61,25 @@ Decider::Decider(const contract::Layout* layout, const v1::JobConfig* config,
   }
 }
 
+std::vector<double> Decider::lr() const {
+  std::vector<double> out;
+  for (const contract::DecisionGroup& group : current_.groups) out.push_back(group.lr);
+  return out;
+}
+
 void Decider::FillTable(const StepInputs& inputs, bool apply) {
   const auto before = log_->table(current_.header.sequence);
   const auto after = log_->table(current_.header.sequence + 1);
   for (size_t p = 0; p < before.size(); ++p) {
     contract::ParameterEntry entry = before[p];
     if (apply && (inputs.presence[p / 64] >> (p % 64) & 1) != 0) {
-      kernels::BetaProducts products{entry.beta1_product, entry.beta2_product};
+      kernels::StepProgress progress{entry.beta1_product, entry.beta2_product, entry.applied};
       const v1::Hyperparameters& hyper = inputs.groups[layout_->parameter(p).group];
-      const kernels::StepScalars scalars = optimizer_->Step(ToKernel(hyper), &products);
+      const kernels::StepScalars scalars = optimizer_->Step(ToKernel(hyper), &progress);
       std::copy(scalars.begin(), scalars.end(), entry.scalars);
-      entry.beta1_product = products.beta1;
-      entry.beta2_product = products.beta2;
-      ++entry.applied;
+      entry.beta1_product = progress.beta1_product;
+      entry.beta2_product = progress.beta2_product;
+      entry.applied = progress.steps;
     }
     after[p] = entry;
   }
@@ -120,6 +126,9 @@ StepOutcome Decider::Decide(StepInputs inputs) {
   }
 
   FillTable(inputs, outcome.apply);
+  if (outcome.apply && complete_table_ != nullptr) {
+    complete_table_(inputs, outcome.clip_factor, log_->table(current_.header.sequence + 1));
+  }
   log_->PutRecord(record);
   store::Decision decision;
   decision.header.sequence = current_.header.sequence + 1;
@@ -140,6 +149,23 @@ StepOutcome Decider::Decide(StepInputs inputs) {
   decision.blob = std::move(inputs.blob);
   log_->Write(&decision);
   current_ = std::move(decision);
+  return outcome;
+}
+
+StepOutcome Decider::Adopt(store::Decision decision,
+                           std::span<const contract::ParameterEntry> table,
+                           const contract::StepRecordEntry& record) {
+  StepOutcome outcome;
+  outcome.record = record;
+  outcome.apply = decision.header.result == v1::STEP_APPLIED;
+  outcome.clip_factor = std::bit_cast<float>(decision.header.clip_factor_bits);
+  std::copy(table.begin(), table.end(), log_->table(decision.header.sequence).begin());
+  log_->PutRecord(record);
+  log_->Write(&decision);
+  current_ = std::move(decision);
+  scale_ = {current_.header.loss_scale, current_.header.clean_steps,
+            current_.header.hysteresis_left};
+  outcome.next_loss_scale = scale_.scale;
   return outcome;
 }
 

@@ -52,10 +52,22 @@ class Decider {
   uint64_t skipped_steps() const { return current_.header.skipped_steps; }
   uint64_t consecutive_skips() const { return current_.header.consecutive_skips; }
   const store::Decision& current() const { return current_; }
+  // Of each group, as the current decision has it.
+  std::vector<double> lr() const;
   // The per-parameter table that belongs to the current decision.
   std::span<const contract::ParameterEntry> table() const {
     return log_->table(current_.header.sequence);
   }
+
+  // Records a decision that another daemon made: with the table and the record that belong to it.
+  StepOutcome Adopt(store::Decision decision, std::span<const contract::ParameterEntry> table,
+                    const contract::StepRecordEntry& record);
+
+  // Called when a step is to be applied, before it is recorded: may complete the scalars of the
+  // table of the decision.
+  using CompleteTable = std::function<void(const StepInputs& inputs, float clip_factor,
+                                           std::span<contract::ParameterEntry> table)>;
+  void SetCompleteTable(CompleteTable complete) { complete_table_ = std::move(complete); }
 
   // Decides inputs.step, which must be committed_step() + 1, and records the decision.
   StepOutcome Decide(StepInputs inputs);
@@ -69,6 +81,7 @@ class Decider {
   store::DecisionLog* log_;
   store::Decision current_;
   LossScaleState scale_;
+  CompleteTable complete_table_;
 };
 
 }  // namespace shardd::step

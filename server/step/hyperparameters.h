@@ -13,9 +13,10 @@
 
 namespace shardd::step {
 
-// InvalidArgument names `path` and the field: lr, eps and weight_decay finite and
-// not negative, eps positive, betas in [0, 1).
-absl::Status CheckHyperparameters(const v1::Hyperparameters& hyper, const std::string& path);
+// InvalidArgument names `path` and the field: lr, eps and weight_decay finite and not negative, eps
+// positive where the optimizer may divide by it, betas in [0, 1), and so on.
+absl::Status CheckHyperparameters(const v1::Hyperparameters& hyper,
+                                  const kernels::Optimizer& optimizer, const std::string& path);
 
 kernels::Hyperparameters ToKernel(const v1::Hyperparameters& hyper);
 contract::DecisionGroup ToRecord(const v1::Hyperparameters& hyper);
@@ -26,6 +27,13 @@ uint64_t HashHyperparameters(const Groups& groups) {
   contract::Hasher hasher;
   for (const v1::Hyperparameters& g : groups) {
     hasher.Add(g.lr()).Add(g.beta1()).Add(g.beta2()).Add(g.eps()).Add(g.weight_decay());
+    // What clients knew first is hashed as they do it.
+    if (g.momentum() == 0 && g.dampening() == 0 && !g.nesterov() && g.lr_decay() == 0 &&
+        g.min_trust() == 0 && g.max_trust() == 0) {
+      continue;
+    }
+    hasher.Add(g.momentum()).Add(g.dampening()).Add(g.nesterov() ? 1.0 : 0.0).Add(g.lr_decay());
+    hasher.Add(g.min_trust()).Add(g.max_trust());
   }
   return hasher.value();
 }

@@ -19,6 +19,13 @@ namespace shardd::step {
 namespace {
 
 constexpr uint64_t kCommandKey = ~uint64_t{0};
+constexpr absl::Duration kLookAtStall = absl::Milliseconds(200);
+
+std::vector<uint64_t> FrozenSizes(const store::JobSegments& segments) {
+  std::vector<uint64_t> sizes;
+  for (size_t f = 0; f < segments.num_frozen(); ++f) sizes.push_back(segments.frozen_bytes(f));
+  return sizes;
+}
 
 // Answers on the job's thread.
 template <typename T>
@@ -50,7 +57,19 @@ Job::Job(const JobEnvironment& environment, contract::Layout layout, v1::JobConf
       sums_(&layout_, segments_.get(), config_.slots(), environment.isa, environment.pool),
       updater_(&layout_, segments_.get(), optimizer_, environment.isa, environment.pool,
                environment.failpoints),
-      upload_(&layout_, segments_->header()->initialised != 0) {
+      upload_(&layout_, FrozenSizes(*segments_), segments_->header()->initialised != 0) {
+  group_sizes_.resize(static_cast<size_t>(config_.groups_size()));
+  for (size_t p = 0; p < layout_.num_parameters(); ++p) {
+    GroupSize& group = group_sizes_[layout_.parameter(p).group];
+    ++group.parameters;
+    group.elements += layout_.parameter_elements(p);
+  }
+  if (optimizer_->has_trust_ratio()) {
+    decider_.SetCompleteTable([this](const StepInputs& inputs, float clip_factor,
+                                     std::span<contract::ParameterEntry> table) {
+      SetTrustRatios(inputs, clip_factor, table);
+    });
+  }
   idle_since_ = env_.now();
   last_progress_ = idle_since_;
 }
@@ -62,6 +81,41 @@ Job::~Job() {
 }
 
 absl::Status Job::Recover() {
+  absl::StatusOr<uint64_t> redone = 0;
+  // A decision that is pending has updated nothing.
+  if (!commit_.pending()) redone = RedoDecision();
+  if (!redone.ok()) return redone.status();
+  // Weights may be torn where state is whole; masters have it all.
+  updater_.PublishMasters(VisibleStep());
+  for (uint32_t i = 0; i < segments_->session_lines(); ++i) {
+    contract::SessionLine* line = segments_->session_line(i);
+    line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));
+    line->session.store(0);
+  }
+  contract::JobHeader* header = segments_->header();
+  LoadFinished();
+  // Only the coordinator begins generations.
+  const uint64_t generation = header->generation.load() + (follows() ? 0 : 1);
+  header->generation.store(generation, std::memory_order_release);
+  board_.Reset();
+  if (!commit_.pending()) board_.PublishDecision(CurrentNews());
+  board_.SetGeneration(generation);
+  TellJournalOfGeneration();
+  if (header->failed.load() != 0) {
+    FailJob(std::string(header->failure, strnlen(header->failure, sizeof(header->failure))));
+  } else if (span_ == nullptr) {
+    board_.SetState(contract::BoardState::kReady);
+  } else {
+    ExpectWeights();
+  }
+  env_.log(absl::StrCat("job ", name(), ": adopted at step ", VisibleStep(), ", generation ",
+                        generation, "; ", *redone, " of ", updater_.owned().size(),
+                        " chunks were redone"));
+  return absl::OkStatus();
+}
+
+// Finishes the update that a daemon's death interrupted; how many chunks it redid.
+absl::StatusOr<uint64_t> Job::RedoDecision() {
   const store::Decision& decision = decider_.current();
   UpdateOrder order;
   order.step = decider_.committed_step();
@@ -69,30 +123,7 @@ absl::Status Job::Recover() {
   order.clip_factor = std::bit_cast<float>(decision.header.clip_factor_bits);
   order.table = decider_.table();
   order.presence = decision.presence;
-  const absl::StatusOr<uint64_t> redone = updater_.Recover(order);
-  if (!redone.ok()) return redone.status();
-  // Weights may be torn where state is whole; masters have it all.
-  updater_.PublishMasters(order.step);
-  for (uint32_t i = 0; i < segments_->session_lines(); ++i) {
-    contract::SessionLine* line = segments_->session_line(i);
-    line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));
-    line->session.store(0);
-  }
-  contract::JobHeader* header = segments_->header();
-  const uint64_t generation = header->generation.load() + 1;
-  header->generation.store(generation, std::memory_order_release);
-  board_.Reset();
-  board_.PublishDecision(CurrentNews());
-  board_.SetGeneration(generation);
-  if (header->failed.load() != 0) {
-    FailJob(std::string(header->failure, strnlen(header->failure, sizeof(header->failure))));
-  } else {
-    board_.SetState(contract::BoardState::kReady);
-  }
-  env_.log(absl::StrCat("job ", name(), ": adopted at step ", order.step, ", generation ",
-                        generation, "; ", *redone, " of ", layout_.num_chunks(),
-                        " chunks were redone"));
-  return absl::OkStatus();
+  return updater_.Recover(order);
 }
 
 // What the board says of the current decision.
@@ -107,6 +138,7 @@ DecisionNews Job::CurrentNews() const {
   news.loss = records.back().loss;
   news.grad_norm = records.back().grad_norm;
   news.skip_reason = records.back().reason;
+  news.lr = decider_.lr();
   return news;
 }
 
@@ -118,6 +150,7 @@ void Job::Start() {
   event.data.u64 = kCommandKey;
   epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &event);
   if (upload_.complete() && segments_->header()->initialised == 0) FinishInitialisation();
+  StartJournal();
   Publish();
   thread_ = std::thread([this] { Main(); });
 }
@@ -126,6 +159,7 @@ void Job::Stop() {
   if (!thread_.joinable()) return;
   stop_ = true;
   Post([] {});
+  CancelCopy();  // the thread may be waiting for its reader
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
   } else {
@@ -137,9 +171,12 @@ void Job::Stop() {
     ended_ = true;
     left.swap(commands_);
   }
+  if (durability_ != nullptr) durability_->Stop();
+  DropCopy();
+  due_copy_.reset();
   // A deleted job says so to whoever still asks.
   for (const auto& command : left) {
-    if (deleted_) command();
+    if (deleted_ && !begins_anew_) command();
   }
   for (const auto& member : members_) {
     member->join = nullptr;
@@ -165,8 +202,11 @@ void Job::Main() {
   const kernels::ScopedFlushToZero flush;
   while (!stop_) {
     bool progress = RunCommands();
-    progress |= PollRings();
-    progress |= Advance();
+    if (!drained_) {
+      if (!commit_.pending()) progress |= PollRings();
+      progress |= Advance();
+      CheckDrain();
+    }
     const absl::Time now = env_.now();
     if (progress) {
       last_progress_ = now;
@@ -193,6 +233,7 @@ bool Job::PollRings() {
   for (size_t i = 0; i < members_.size(); ++i) {
     Member* member = members_[i].get();
     if (!member->live() || member->ring == nullptr) continue;
+    if (span_ != nullptr && span_->awaiting_generation) continue;
     bool has_next = false;
     const Ring* ring = member->ring.get();
     if (env::RunGuarded([&] { has_next = ring->HasNext(); }) != nullptr) {
@@ -214,7 +255,8 @@ void Job::Sleep() {
   // after it rings.
   bool work = false;
   for (const auto& member : members_) {
-    if (!member->live() || member->ring == nullptr) continue;
+    if (commit_.pending() || !member->live() || member->ring == nullptr) continue;
+    if (span_ != nullptr && span_->awaiting_generation) continue;
     const Ring* ring = member->ring.get();
     env::RunGuarded([&] { work = work || ring->HasNext(); });
   }
@@ -241,7 +283,7 @@ void Job::OnEvents(int timeout_ms) {
     }
     const uint64_t nonce = event.data.u64 >> 1;
     const auto it = std::find_if(members_.begin(), members_.end(), [&](const auto& member) {
-      return member->session->nonce == nonce;
+      return member->local() && member->session->nonce == nonce;
     });
     if (it == members_.end()) continue;
     Member* member = it->get();
@@ -263,10 +305,16 @@ void Job::OnEvents(int timeout_ms) {
 }
 
 absl::Time Job::NextClock() const {
-  absl::Time next = absl::InfiniteFuture();
+  absl::Time next = draining_ ? drain_deadline_ : absl::InfiniteFuture();
+  if (span_ != nullptr) {
+    if (AwaitsJournal()) next = std::min(next, env_.now() + kLookAtStall);
+    for (const auto& [nonce, open] : span_->opens) next = std::min(next, open.deadline);
+    for (const auto& [request, read] : span_->reads) next = std::min(next, read.deadline);
+    for (const auto& [nonce, close] : span_->closes) next = std::min(next, close.first);
+  }
   for (const auto& member : members_) {
     if (member->join) next = std::min(next, member->join_deadline);
-    if (member->live()) {
+    if (member->live() && member->local()) {
       next = std::min(next, member->heartbeat_at + absl::Seconds(running_.heartbeat_seconds()));
     }
   }
@@ -279,8 +327,14 @@ void Job::CheckClocks() {
     return m->join && now >= m->join_deadline;
   });
   if (expired) ExpireJoins(now);
+  if (span_ != nullptr) {
+    ExpireOpens(now);
+    ExpireReads(now);
+    AskAgain();
+    if (AwaitsJournal()) TellStall();
+  }
   for (const auto& member : members_) {
-    if (!member->live()) continue;
+    if (!member->live() || !member->local()) continue;
     uint64_t beat = member->heartbeat;
     if (const Ring* ring = member->ring.get()) env::RunGuarded([&] { beat = ring->heartbeat(); });
     if (beat != member->heartbeat) {
@@ -298,8 +352,14 @@ void Job::CheckClocks() {
 void Job::ExpireJoins(absl::Time now) {
   const absl::Status why = absl::DeadlineExceededError(absl::StrCat(
       "job '", name(), "': the rank group of ", world_size_, " did not form in time: missing ",
-      MissingRanks([](const Member& m) { return m.joined || m.join != nullptr; }),
-      "; start them, or start with another world_size"));
+      follows() ? absl::StrCat("the coordinator ", span_->coordinator, " has not said that it did",
+                               Silence(span_->coordinator))
+                : MissingRanks([](const Member& m) { return m.joined || m.join != nullptr; }),
+      "; start them, or start with another world_size",
+      commit_.pending() && durability_ != nullptr
+          ? absl::StrCat("; step ", decider_.committed_step(),
+                         " waits for its journal: ", durability_->Stall())
+          : ""));
   for (const auto& member : members_) {
     if (!member->join || now < member->join_deadline) continue;
     JoinCallback done = std::move(member->join);
@@ -313,6 +373,7 @@ void Job::Open(std::shared_ptr<Session> session, uint32_t rank, uint32_t world_s
                const v1::JobConfig& config, bool created, bool restarted,
                Callback<v1::OpenReply> done) {
   Post([this, session, rank, world_size, config, created, restarted, done] {
+    if (follows()) return ForwardOpen(session, rank, world_size, config, restarted, done);
     done(DoOpen(session, rank, world_size, config, created, restarted));
   });
 }
@@ -331,15 +392,22 @@ void Job::EndStep(std::shared_ptr<Session> session, v1::EndStepRequest request,
                   Callback<v1::EndStepReply> done) {
   auto shared = std::make_shared<v1::EndStepRequest>(std::move(request));
   Post([this, session, shared, done] {
-    Answer<v1::EndStepReply>(done, DoEndStep(session.get(), shared.get()), {});
+    absl::Status status = DoEndStep(session.get(), shared.get());
+    if (status.ok() && follows()) {  // the coordinator's answer is what counts
+      span_->ends[session->nonce] = [done](absl::Status answer) {
+        Answer<v1::EndStepReply>(done, std::move(answer), {});
+      };
+      return;
+    }
+    Answer<v1::EndStepReply>(done, std::move(status), {});
   });
 }
 
 void Job::StepRecords(uint64_t first_step, Callback<v1::StepRecordsReply> done) {
   Post([this, first_step, done] {
     v1::StepRecordsReply reply;
-    reply.set_committed_step(decider_.committed_step());
-    for (const auto& entry : log_.Records(first_step, decider_.committed_step())) {
+    reply.set_committed_step(VisibleStep());
+    for (const auto& entry : log_.Records(first_step, VisibleStep())) {
       *reply.add_records() = ToProto(entry);
     }
     done(std::move(reply));
@@ -348,7 +416,10 @@ void Job::StepRecords(uint64_t first_step, Callback<v1::StepRecordsReply> done) 
 
 void Job::FillWindow(std::shared_ptr<Session> session, v1::FillWindowRequest request,
                      Callback<v1::FillWindowReply> done) {
-  Post([this, session, request, done] { done(DoFillWindow(session.get(), request)); });
+  Post([this, session, request, done] {
+    if (span_ != nullptr && ReadsElsewhere(request)) return StartRead(session, request, done);
+    done(DoFillWindow(session.get(), request));
+  });
 }
 
 void Job::ExplainWait(std::shared_ptr<Session> session, Callback<v1::SessionErrorReply> done) {
@@ -360,7 +431,14 @@ void Job::Close(std::shared_ptr<Session> session, Callback<v1::CloseReply> done)
     if (Member* member = Find(session.get())) {
       session->closed = true;
       Advance();  // its EndStep may have been the last that a step waited for
-      if (member->live()) Leave(member, "closed");
+      const bool live = member->live();
+      if (live) Leave(member, "closed");
+      // When this is answered, the coordinator knows that the rank's place is free.
+      if (live && follows() && span_->links->State(span_->coordinator).connected) {
+        span_->closes[session->nonce] = {env_.now() + absl::Seconds(2),
+                                         [done] { done(v1::CloseReply()); }};
+        return;
+      }
     }
     done(v1::CloseReply());
   });
@@ -368,6 +446,14 @@ void Job::Close(std::shared_ptr<Session> session, Callback<v1::CloseReply> done)
 
 void Job::PrepareDelete(bool force, Callback<v1::DeleteJobReply> done) {
   Post([this, force, done] {
+    if (follows() && !span_->delete_ordered && !failed_ &&
+        (!force || span_->links->State(span_->coordinator).connected)) {
+      done(absl::FailedPreconditionError(
+          absl::StrCat("job '", name(), "' is coordinated by daemon ", span_->coordinator,
+                       ": delete it there, which deletes it everywhere; --force deletes what lies "
+                       "here once that daemon is gone")));
+      return;
+    }
     const auto live =
         std::count_if(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
     if (live > 0 && !force) {
@@ -377,11 +463,18 @@ void Job::PrepareDelete(bool force, Callback<v1::DeleteJobReply> done) {
       return;
     }
     deleted_ = true;
-    board_.SetState(contract::BoardState::kDeleted);
-    const absl::Status why =
-        absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted by its operator"));
-    for (const auto& member : members_) {
-      if (member->live()) Refuse(member.get(), why);
+    if (coordinates()) {
+      v1::PeerMessage message;
+      message.mutable_delete_()->set_begins_anew(begins_anew_);
+      TellOthers(message);
+    }
+    if (!begins_anew_) {  // else sessions end with the job, and open it again
+      board_.SetState(contract::BoardState::kDeleted);
+      const absl::Status why =
+          absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted by its operator"));
+      for (const auto& member : members_) {
+        if (member->live()) Refuse(member.get(), why);
+      }
     }
     v1::DeleteJobReply reply;
     reply.set_freed_bytes(segments_->plan().total());

@@ -54,23 +54,31 @@ absl::StatusOr<uint32_t> Job::TakeLine(const Session& session) {
 // Two missed beats: one may be late, a second one means that it does not run.
 bool Job::Lapsed(const Member& member) const { return member.lapses >= 2; }
 
+std::string Job::HowItEnded(const Session& session) {
+  // Of a rank at another daemon neither descriptor is open: poll passes it over.
+  std::array<pollfd, 2> ends = {pollfd{session.pidfd.get(), POLLIN, 0},
+                                pollfd{session.socket.get(), POLLRDHUP, 0}};
+  if (poll(ends.data(), ends.size(), 0) <= 0) return "";
+  return ends[0].revents != 0 ? "died" : "hung up";
+}
+
 absl::Status Job::MakeRoom(uint32_t rank, uint32_t world_size) {
   if (Member* holder = AtRank(rank)) {
     // Its end may be known before its event is looked at: a process that opens a job again
     // has closed its first connection before.
-    std::array<pollfd, 2> ends = {pollfd{holder->session->pidfd.get(), POLLIN, 0},
-                                  pollfd{holder->session->socket.get(), POLLRDHUP, 0}};
-    if (poll(ends.data(), ends.size(), 0) > 0) {
-      Leave(holder, ends[0].revents != 0 ? "died" : "hung up");
+    if (const std::string how = HowItEnded(*holder->session); !how.empty()) {
+      Leave(holder, how);
     } else if (Lapsed(*holder)) {
       Refuse(holder, absl::AbortedError(absl::StrCat(
                          "rank ", rank, " of job '", name(),
                          "' was taken over by another process after this one gave no sign of life "
                          "for two heartbeats; end this process")));
     } else {
-      return absl::AlreadyExistsError(
-          absl::StrCat("rank ", rank, " of job '", name(), "' is held by the living process ",
-                       holder->session->pid, "; end it, or wait until its heartbeats have lapsed"));
+      return absl::AlreadyExistsError(absl::StrCat(
+          "rank ", rank, " of job '", name(), "' is held by the living process ",
+          holder->session->pid,
+          holder->local() ? "" : " at daemon " + holder->daemon + Silence(holder->daemon),
+          "; end it, or wait until its heartbeats have lapsed"));
     }
   }
   const bool empty =
@@ -87,19 +95,14 @@ absl::StatusOr<v1::OpenReply> Job::DoOpen(const std::shared_ptr<Session>& sessio
                                           uint32_t world_size, const v1::JobConfig& config,
                                           bool created, bool restarted) {
   if (deleted_) return absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted"));
+  if (drained_) return Draining();
   if (failed_) return absl::FailedPreconditionError(failure_);
   if (absl::Status status = MakeRoom(rank, world_size); !status.ok()) return status;
   absl::StatusOr<uint32_t> line = TakeLine(*session);
   if (!line.ok()) return line.status();
-  const bool empty =
-      std::none_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
-  if (empty) {
-    if (world_size != group_world_size_ || (all_finished_ && !restarted)) finished_.clear();
-    all_finished_ = false;
-    world_size_ = group_world_size_ = world_size;
-    running_ = config;
-  }
+  BeginRun(world_size, config, restarted);
   finished_.erase(rank);
+  StoreFinished();
   auto member = std::make_unique<Member>();
   member->session = session;
   member->rank = rank;
@@ -120,13 +123,26 @@ absl::StatusOr<v1::OpenReply> Job::DoOpen(const std::shared_ptr<Session>& sessio
   reply.set_layout_hash(layout_.hash());
   reply.set_session_line(*line);
   reply.set_initialising(!upload_.complete());
-  reply.set_committed_step(decider_.committed_step());
+  reply.set_committed_step(VisibleStep());
   reply.set_chunk_elements(layout_.chunk_elements());
   reply.set_bucket_elements(layout_.bucket_elements());
   reply.set_weights_bytes(segments_->weights_bytes());
   reply.set_window_bytes(kWindowBytes);
   reply.set_job_tag(segments_->job_tag());
   return reply;
+}
+
+// The first rank to come says how many there are, and how the job is run.
+void Job::BeginRun(uint32_t world_size, const v1::JobConfig& config, bool restarted) {
+  const bool empty =
+      std::none_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
+  if (!empty) return;
+  // After a run that all ranks finished, a new one waits for all of them again; a rank that was
+  // killed before its process ended comes back alone.
+  const bool all_finished = finished_.size() == group_world_size_;
+  if (world_size != group_world_size_ || (all_finished && !restarted)) finished_.clear();
+  world_size_ = group_world_size_ = world_size;
+  running_ = config;
 }
 
 void Job::Watch(int operation, int fd, uint64_t key, uint32_t events) {
@@ -161,6 +177,7 @@ void Job::DoJoin(const Session* session, absl::Duration timeout, JoinCallback do
   if (!found.ok()) return done(found.status());
   Member* member = *found;
   if (failed_) return done(absl::FailedPreconditionError(failure_));
+  if (drained_) return done(Draining());
   if (member->ring == nullptr) {
     return done(absl::FailedPreconditionError(
         "Join before a ring is attached; send kSegments on the attach socket first"));
@@ -170,24 +187,36 @@ void Job::DoJoin(const Session* session, absl::Duration timeout, JoinCallback do
   }
   // Whoever joins while a group runs is either one of it, which has given up the step, or
   // the successor of a rank that had closed: the others cannot go on without it.
-  if (running_group_) {
+  if (running_group_ && !follows()) {
     BreakGroup(absl::StrCat("rank ", member->rank, member->joined ? " joined anew" : " came back"));
   }
   member->join = std::move(done);
   member->join_deadline = env_.now() + std::min(timeout, absl::Seconds(running_.join_seconds()));
+  if (follows()) {
+    member->join_deadline += absl::Seconds(1);  // the coordinator knows better what is missing
+    return TellJoin(*member);
+  }
   TryForm();
 }
 
 void Job::TryForm() {
-  if (running_group_ || world_size_ == 0) return;
+  if (running_group_ || world_size_ == 0 || commit_.pending() || journal_reading_ > 0 ||
+      follows()) {
+    return;
+  }
   uint32_t present = 0;
+  bool any = false;  // else all have finished, and there is no group
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member* member = AtRank(rank);
+    any = any || member != nullptr;
     present += (member != nullptr ? member->join != nullptr : finished_.contains(rank)) ? 1 : 0;
   }
-  if (present < world_size_) return;
+  if (!any || present < world_size_ || (span_ != nullptr && !ReadyToForm())) return;
   running_group_ = true;
   ForgetStep();
+  if (durability_ != nullptr && upload_.complete()) {
+    durability_->AtBoundary(decider_.committed_step());
+  }
   env_.failpoints->Reach("session.join.before_reply");
   v1::JoinReply reply;
   reply.set_generation(segments_->header()->generation.load());
@@ -206,6 +235,7 @@ void Job::TryForm() {
     member->joined = true;
     done(reply);
   }
+  if (span_ != nullptr) TellFormed(reply);
 }
 
 std::string Job::MissingRanks(const std::function<bool(const Member&)>& has) const {
@@ -227,14 +257,35 @@ bool Job::SomeRankHasClosed() const {
                                            [](const auto& m) { return m->closed && m->joined; });
 }
 
+void Job::StoreFinished() {
+  contract::JobHeader* header = segments_->header();
+  header->finished_world_size = group_world_size_;
+  header->finished_step = decider_.committed_step();
+  std::array<uint64_t, contract::kMaxFinishedRanks / 64> words{};
+  for (uint32_t rank : finished_) words[rank / 64] |= uint64_t{1} << (rank % 64);
+  for (size_t w = 0; w < words.size(); ++w) header->finished[w] = words[w];
+}
+
+void Job::LoadFinished() {
+  const contract::JobHeader* header = segments_->header();
+  if (header->finished_step != decider_.committed_step()) return;
+  group_world_size_ = static_cast<uint32_t>(header->finished_world_size);
+  for (uint32_t rank = 0; rank < contract::kMaxFinishedRanks; ++rank) {
+    if ((header->finished[rank / 64] >> (rank % 64) & 1) != 0) finished_.insert(rank);
+  }
+}
+
 void Job::Refuse(Member* member, absl::Status why) {
   env_.log(absl::StrCat("job ", name(), ": rank ", member->rank, " (pid ", member->session->pid,
                         ") is refused: ", why.message()));
   env_.counters->refused_descriptors += 1;
   member->session->SetRefusal(why);
-  segments_->session_line(member->line)
-      ->state.store(static_cast<uint32_t>(contract::SessionState::kRefused),
-                    std::memory_order_release);
+  if (member->local()) {
+    segments_->session_line(member->line)
+        ->state.store(static_cast<uint32_t>(contract::SessionState::kRefused),
+                      std::memory_order_release);
+  }
+  if (follows()) TellGone(*member, "was refused", false);
   const bool took_part = member->joined;
   member->evicted = true;
   member->joined = false;
@@ -264,6 +315,7 @@ void Job::Leave(Member* member, const std::string& how) {
   if (how == "closed") {
     // Its ring goes with it, so what it published of a step that is not decided goes too.
     const bool amid_step = member->published > 0 || member->ended;
+    if (follows()) TellGone(*member, how, amid_step);
     if (amid_step) BreakGroup(absl::StrCat("rank ", rank, " closed in the middle of a step"));
     member->closed = true;
     // A leaver in good order does not disturb the others, who may still read their
@@ -271,13 +323,14 @@ void Job::Leave(Member* member, const std::string& how) {
     const bool any =
         std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->live(); });
     if (!amid_step) finished_.insert(rank);
-    all_finished_ = !any && finished_.size() == world_size_;
-    if (!any && !all_finished_) finished_.clear();
-    if (!any && running_group_) BreakGroup("all ranks have closed");
+    StoreFinished();
+    if (!any && running_group_ && !follows()) BreakGroup("all ranks have closed");
     idle_since_ = env_.now();
     if (any) TryForm();  // the others may have waited for this one alone
+    if (!member->local()) Remove(member);
     return;
   }
+  if (follows() && member->live()) TellGone(*member, how, false);
   member->evicted = true;  // so that nobody counts it while the group is broken
   if (running_group_ && took_part) BreakGroup(absl::StrCat("rank ", rank, " ", how));
   Remove(member);
@@ -290,9 +343,12 @@ void Job::Remove(Member* member) {
     JoinCallback done = std::move(member->join);
     done(absl::CancelledError("the session's connection is gone"));
   }
-  contract::SessionLine* line = segments_->session_line(member->line);
-  line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));
-  line->session.store(0, std::memory_order_release);
+  if (member->local()) {
+    contract::SessionLine* line = segments_->session_line(member->line);
+    line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));
+    line->session.store(0, std::memory_order_release);
+  }
+  if (span_ != nullptr) span_->ends.erase(member->session->nonce);
   if (member->ring != nullptr) ring_bytes_ -= member->ring->bytes();
   const std::shared_ptr<Session> session = member->session;
   std::erase_if(members_, [&](const auto& m) { return m.get() == member; });
@@ -300,7 +356,7 @@ void Job::Remove(Member* member) {
   if (!members_.empty()) return;
   idle_since_ = env_.now();
   world_size_ = 0;
-  if (!upload_.complete() && !deleted_) {
+  if (!upload_.complete() && !deleted_ && !follows()) {
     env_.log(absl::StrCat("job ", name(), ": abandoned before parameter '", upload_.FirstMissing(),
                           "' was uploaded; its memory is given back"));
     env_.on_abandoned(name());
@@ -309,13 +365,24 @@ void Job::Remove(Member* member) {
 
 // Ends the running group: a new generation begins, and what is not decided is dropped.
 void Job::BreakGroup(const std::string& why) {
+  if (follows()) {  // what is complete stays until the coordinator says that it is not wanted
+    span_->awaiting_generation = true;
+    return sums_.DropWaiting();
+  }
+  EnterGeneration(segments_->header()->generation.load() + 1, why);
+  if (span_ == nullptr) return;
+  v1::PeerMessage message;
+  message.mutable_new_generation()->set_why(why);
+  TellOthers(message);
+}
+
+void Job::EnterGeneration(uint64_t generation, const std::string& why) {
   running_group_ = false;
   contract::JobHeader* header = segments_->header();
   const bool lost = !sums_.empty() || std::any_of(members_.begin(), members_.end(),
                                                   [](const auto& m) { return m->ended; });
   if (lost) header->recomputed_steps += 1;
   header->regroups += 1;
-  const uint64_t generation = header->generation.load() + 1;
   header->generation.store(generation, std::memory_order_release);
   env_.log(absl::StrCat(
       "job ", name(), ": generation ", generation, " begins: ", why,
@@ -329,6 +396,7 @@ void Job::BreakGroup(const std::string& why) {
         ->released.store(member->ring->ReleaseAll(), std::memory_order_release);
   }
   board_.SetGeneration(generation);
+  TellJournalOfGeneration();
   Publish();
 }
 

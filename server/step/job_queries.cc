@@ -30,6 +30,19 @@ absl::StatusOr<v1::FillWindowReply> Job::DoFillWindow(const Session* session,
   if (member == nullptr || member->window == nullptr) {
     return absl::FailedPreconditionError("this session has no window; attach a ring first");
   }
+  if (request.kind() == v1::STATE_FROZEN) {
+    if (request.count() > member->window->bytes()) {
+      return absl::InvalidArgumentError(absl::StrCat(request.count(), " bytes; a window takes ",
+                                                     member->window->bytes(), " at a time"));
+    }
+    const std::span<std::byte> out(reinterpret_cast<std::byte*>(member->window->data()),
+                                   request.count());
+    absl::Status status = segments_->ReadFrozen(request.parameter(), request.offset(), out);
+    if (!status.ok()) return status;
+    v1::FillWindowReply reply;
+    reply.set_committed_step(decider_.committed_step());
+    return reply;
+  }
   if (request.parameter() >= layout_.num_parameters()) {
     return absl::InvalidArgumentError(
         absl::StrCat("parameter ", request.parameter(), " of ", layout_.num_parameters()));
@@ -58,8 +71,10 @@ absl::StatusOr<v1::FillWindowReply> Job::DoFillWindow(const Session* session,
     at += part;
   }
   v1::FillWindowReply reply;
-  reply.set_committed_step(decider_.committed_step());
-  reply.set_parameter_applied(decider_.table()[request.parameter()].applied);
+  // The state that was copied: a decision that is pending has updated nothing yet.
+  const uint64_t sequence = decider_.current().header.sequence - (commit_.pending() ? 1 : 0);
+  reply.set_committed_step(VisibleStep());
+  reply.set_parameter_applied(log_.table(sequence)[request.parameter()].applied);
   return reply;
 }
 
@@ -76,6 +91,12 @@ v1::SessionErrorReply Job::DoExplainWait(const Session* session) {
   if (!upload_.complete()) {
     reply.set_message(absl::StrCat("job '", name(), "': parameter '", upload_.FirstMissing(),
                                    "' has not been uploaded by any rank"));
+  } else if (commit_.pending() && durability_ != nullptr) {
+    reply.set_message(
+        absl::StrCat("job '", name(), "': step ", step - 1,
+                     " is computed and waits for its journal: ", durability_->Stall()));
+  } else if (follows() || (span_ != nullptr && !OthersPrepared())) {
+    reply.set_message(absl::StrCat("job '", name(), "': step ", step, " ", ExplainSpan(step)));
   } else if (!running_group_) {
     reply.set_message(
         absl::StrCat("job '", name(), "': the rank group is not formed: missing ",
@@ -88,14 +109,29 @@ v1::SessionErrorReply Job::DoExplainWait(const Session* session) {
   return reply;
 }
 
+void Job::PublishGroups(v1::JobStatus* status) const {
+  for (size_t g = 0; g < group_sizes_.size(); ++g) {
+    v1::GroupStatus* group = status->add_groups();
+    group->set_name(config_.groups(static_cast<int>(g)).name());
+    group->set_lr(decider_.current().groups[g].lr);
+    group->set_weight_decay(decider_.current().groups[g].weight_decay);
+    group->set_parameters(group_sizes_[g].parameters);
+    group->set_elements(group_sizes_[g].elements);
+  }
+}
+
 void Job::Publish() {
   v1::JobStatus s;
   s.set_name(name());
   s.set_job_id(job_id_);
   s.set_uid(uid_);
   s.set_failure(failure_);
-  s.set_committed_step(decider_.committed_step());
-  s.set_applied(decider_.applied());
+  const uint64_t committed = VisibleStep();
+  const auto records = log_.Records(committed, committed);
+  s.set_committed_step(committed);
+  s.set_applied(!commit_.pending() ? decider_.applied()
+                : records.empty()  ? 0
+                                   : records.back().applied);
   s.set_generation(segments_->header()->generation.load());
   s.set_world_size(world_size_);
   s.set_slots(config_.slots());
@@ -113,10 +149,8 @@ void Job::Publish() {
   s.set_recomputed_steps(segments_->header()->recomputed_steps.load());
   s.set_regroups(segments_->header()->regroups.load());
   s.set_loss_scale(decider_.loss_scale());
-  if (decider_.committed_step() > 0) {
-    const auto records = log_.Records(decider_.committed_step(), decider_.committed_step());
-    if (!records.empty()) *s.mutable_last() = ToProto(records.back());
-  }
+  if (committed > 0 && !records.empty()) *s.mutable_last() = ToProto(records.back());
+  PublishGroups(&s);
   const absl::Time now = env_.now();
   bool any = false;
   for (const auto& member : members_) {
@@ -124,6 +158,7 @@ void Job::Publish() {
     any = true;
     v1::SessionStatus* session = s.add_sessions();
     session->set_rank(member->rank);
+    session->set_daemon(member->daemon);
     session->set_pid(member->session->pid);
     session->set_heartbeat_age_seconds(absl::ToDoubleSeconds(now - member->heartbeat_at));
     session->set_state(Lapsed(*member) ? "lapsed" : member->joined ? "running" : "joining");
@@ -137,11 +172,15 @@ void Job::Publish() {
   if (running_.weights() == v1::shared && running_.stage() >= 2) {
     s.set_remark("with weights = shared, stages 2 and 3 do not differ on one node");
   }
-  s.set_crash_cost(
-      "trainer: at most one step computed again; daemon: the same, and trainers must be started "
-      "again; machine: the whole job");
+  FillJournalStatus(&s);
+  const double threads = static_cast<double>(env_.pool->threads());
+  s.set_checkpoint_stall_seconds(past_stall_seconds_ + (copy_ ? copy_->stall_seconds() : 0));
+  s.set_checkpoint_copy_seconds(past_copy_seconds_ + (copy_ ? copy_->copy_seconds() / threads : 0));
+  if (span_ != nullptr) PublishSpan(&s);
   published_at_ = now;
   std::lock_guard lock(status_mutex_);
+  if (span_ != nullptr) published_placement_ = span_->placement;
+  FillCheckpointStatus(&s);
   status_ = std::move(s);
 }
 
@@ -163,7 +202,13 @@ v1::JobStatus Job::FreshStatus(absl::Duration timeout) {
 
 v1::ListShardsReply Job::Shards() const {
   v1::ListShardsReply reply;
-  const uint32_t world = std::max<uint32_t>(Status().world_size(), 1);
+  const v1::JobStatus status = Status();
+  const uint32_t world = std::max<uint32_t>(status.world_size(), 1);
+  Placement placement;
+  {
+    std::lock_guard lock(status_mutex_);
+    placement = published_placement_;
+  }
   for (uint32_t rank = 0; rank < world; ++rank) {
     const contract::Range chunks = layout_.shard_chunks(rank, world);
     v1::Shard* shard = reply.add_shards();
@@ -179,6 +224,12 @@ v1::ListShardsReply Job::Shards() const {
     if (!runs.empty()) {
       shard->set_first_parameter(layout_.parameter(runs.front().parameter).name);
       shard->set_last_parameter(layout_.parameter(runs.back().parameter).name);
+    }
+    if (!chunks.empty()) shard->set_daemon(placement.OwnerOf(chunks.begin));
+    if (!status.daemon().empty() && shard->daemon() != status.daemon()) {
+      shard->set_min_applied(status.applied());  // what its daemon is to carry
+      shard->set_max_applied(status.applied());
+      continue;
     }
     uint64_t low = ~uint64_t{0}, high = 0;
     for (uint64_t c = chunks.begin; c < chunks.end; ++c) {

@@ -8,6 +8,7 @@
 #include "server/env/fault_guard.h"
 #include "server/step/hyperparameters.h"
 #include "server/step/job.h"
+#include "server/step/schedule.h"
 
 namespace shardd::step {
 
@@ -36,6 +37,10 @@ void Job::OnDescriptor(Member* member, const contract::Descriptor& d) {
       return OnGradient(member, d);
     case contract::DescriptorKind::kInit:
       return OnInit(member, d);
+    case contract::DescriptorKind::kFrozen:
+      return OnFrozen(member, d);
+    case contract::DescriptorKind::kMoment:
+      return OnMoment(member, d);
   }
   Refuse(member, absl::InvalidArgumentError(
                      absl::StrCat("a descriptor has the unknown kind ", int{d.kind})));
@@ -91,6 +96,7 @@ absl::Status Job::CheckGradient(const Member& member, const contract::Descriptor
 }
 
 void Job::OnGradient(Member* member, const contract::Descriptor& d) {
+  if (copy_ != nullptr) copy_->Hurry();
   const uint64_t index = member->ring->last_index();
   if (d.generation < segments_->header()->generation.load()) {
     ReleaseDescriptor(member, index);  // it has not seen the new generation yet
@@ -99,20 +105,23 @@ void Job::OnGradient(Member* member, const contract::Descriptor& d) {
   if (absl::Status status = CheckGradient(*member, d); !status.ok()) {
     return Refuse(member, std::move(status));
   }
-  if (SomeRankHasClosed()) {
+  if (SomeRankHasClosed() && !follows()) {
     finished_.clear();
+    StoreFinished();
     return BreakGroup("a rank has closed and another goes on");
   }
   Contribution contribution;
   contribution.node = {d.slot_lo, d.slot_hi};
   contribution.dtype = static_cast<kernels::DType>(d.dtype);
   contribution.data = member->ring->data(d.data_offset);
+  contribution.begin = d.begin;
   contribution.rank = member->rank;
   contribution.ring_index = index;
   switch (sums_.Add(d.bucket, contribution)) {
     case AddResult::kAdded:
       ++member->published;
       env_.failpoints->Reach("step.publish.after_descriptor");
+      if (span_ != nullptr) OnLocalNodes(d.bucket);
       if (sums_.HasAllNodes(d.bucket)) FoldBucket(d.bucket);
       return;
     case AddResult::kDuplicate:
@@ -126,6 +135,7 @@ void Job::OnGradient(Member* member, const contract::Descriptor& d) {
 }
 
 void Job::FoldBucket(uint64_t bucket) {
+  if (SumsInUse()) return unfolded_.push_back(bucket);
   env_.failpoints->Reach("step.reduce.before");
   const void* fault = nullptr;
   absl::StatusOr<std::vector<Contribution>> folded =
@@ -140,7 +150,12 @@ void Job::FoldBucket(uint64_t bucket) {
         absl::StrCat("bucket ", bucket, " cannot be summed: ", folded.status().message()));
   }
   env_.failpoints->Reach("step.reduce.after");
+  if (durability_ != nullptr) {
+    durability_->OnBucket(bucket, decider_.committed_step() + 1,
+                          segments_->header()->generation.load());
+  }
   for (const Contribution& c : *folded) {
+    if (!c.daemon.empty()) continue;
     if (Member* member = AtRank(c.rank)) ReleaseDescriptor(member, c.ring_index);
   }
   Wake();
@@ -163,6 +178,15 @@ void Job::OnInit(Member* member, const contract::Descriptor& d) {
                   absl::InvalidArgumentError("an upload whose data is not fp32 in the ring"));
   }
   const std::byte* from = member->ring->data(d.data_offset);
+  if (span_ != nullptr) {
+    std::vector<float> values(d.count);  // others get copies of it
+    if (env::RunGuarded([&] { std::memcpy(values.data(), from, d.count * 4); }) != nullptr) {
+      return Refuse(member, absl::DataLossError("the ring's memory is gone"));
+    }
+    StoreInit(d.begin, d.count, values.data());
+    ReleaseDescriptor(member, index);
+    return Wake();
+  }
   const void* fault = env::RunGuarded([&] {
     for (uint64_t at = 0; at < d.count;) {
       const uint64_t element = d.begin + at;
@@ -184,7 +208,12 @@ void Job::FinishInitialisation() {
   updater_.PublishMasters(decider_.committed_step());
   segments_->header()->initialised.store(1, std::memory_order_release);
   board_.PublishDecision(CurrentNews());
-  board_.SetState(contract::BoardState::kReady);
+  if (span_ != nullptr) {
+    ExpectWeights();
+  } else {
+    board_.SetState(contract::BoardState::kReady);
+  }
+  if (durability_ != nullptr) durability_->AtBoundary(decider_.committed_step());
 }
 
 absl::Status Job::CheckEndStep(const Member& member, const v1::EndStepRequest& request) const {
@@ -226,7 +255,8 @@ absl::Status Job::CheckEndStep(const Member& member, const v1::EndStepRequest& r
                                " groups; the job has ", config_.groups_size()));
   }
   for (int g = 0; g < request.groups_size(); ++g) {
-    absl::Status status = CheckHyperparameters(request.groups(g), absl::StrCat("groups[", g, "]"));
+    absl::Status status =
+        CheckHyperparameters(request.groups(g), *optimizer_, absl::StrCat("groups[", g, "]"));
     if (!status.ok()) return refuse(std::string(status.message()));
   }
   if (HashHyperparameters(request.groups()) != request.hyper_hash()) {
@@ -239,6 +269,12 @@ absl::Status Job::DoEndStep(const Session* session, v1::EndStepRequest* request)
   absl::StatusOr<Member*> found = FindLive(session);
   if (!found.ok()) return found.status();
   if (failed_) return absl::FailedPreconditionError(failure_);
+  if (drained_) return Draining();  // what it would take from the ring counts no more
+  if (commit_.pending()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", name(), "': EndStep of step ", request->step(), " before step ",
+                     decider_.committed_step(), " was told to be committed; wait for it"));
+  }
   Member* member = *found;
   // What it published before this call; what it goes on publishing meanwhile has to wait.
   uint64_t published = 0;
@@ -250,8 +286,12 @@ absl::Status Job::DoEndStep(const Session* session, v1::EndStepRequest* request)
     if (member->ring == nullptr || member->ring->last_index() + 1 == read) break;
   }
   if (member->evicted) return FindLive(session).status();
-  if (running_group_ && SomeRankHasClosed()) {
+  if (span_ != nullptr && span_->awaiting_generation) {
+    return absl::AbortedError(absl::StrCat("job '", name(), "': the group is over; Join again"));
+  }
+  if (running_group_ && SomeRankHasClosed() && !follows()) {
     finished_.clear();
+    StoreFinished();
     BreakGroup("a rank has closed and another goes on");
   }
   if (absl::Status status = CheckEndStep(*member, *request); !status.ok()) {
@@ -267,6 +307,19 @@ absl::Status Job::DoEndStep(const Session* session, v1::EndStepRequest* request)
                      "' was neither given nor declared absent by rank ", member->rank,
                      "; publish its bucket, or name it as absent"));
   }
+  if (follows()) {
+    v1::PeerMessage message;
+    message.set_step(request->step());
+    message.mutable_member_end()->set_session(member->session->nonce);
+    *message.mutable_member_end()->mutable_request() = *request;
+    message.mutable_member_end()->mutable_request()->clear_token();
+    Tell(span_->coordinator, std::move(message));
+  }
+  AcceptEndStep(member, request);
+  return absl::OkStatus();
+}
+
+void Job::AcceptEndStep(Member* member, v1::EndStepRequest* request) {
   member->ended = true;
   member->hyper_hash = request->hyper_hash();
   member->reports.assign(request->slots().begin(), request->slots().end());
@@ -279,20 +332,26 @@ absl::Status Job::DoEndStep(const Session* session, v1::EndStepRequest* request)
     step_blob_ = std::move(*request->mutable_blob());
   }
   if (step_started_ == absl::InfinitePast()) step_started_ = env_.now();
-  return absl::OkStatus();
 }
 
 bool Job::Advance() {
-  if (!running_group_ || failed_ || !upload_.complete() || !sums_.AllFolded()) return false;
+  if (commit_.pending() || !running_group_ || failed_ || !upload_.complete() || !sums_.AllFolded())
+    return false;
+  if (follows()) {
+    if (span_->preparing || span_->prepared_told || span_->awaiting_generation) return false;
+    Prepare();
+    return true;
+  }
+  if (span_ != nullptr && !OthersPrepared()) return false;
   uint32_t ended = 0;
   for (const auto& member : members_) ended += member->live() && member->ended ? 1 : 0;
   if (ended < world_size_) return false;
-  DecideStep();
+  BeginDecision();
   return true;
 }
 
-void Job::DecideStep() {
-  env_.failpoints->Reach("step.decide.before");
+// What ranks and buckets together say of the step that all have ended.
+StepInputs Job::GatherInputs() {
   StepInputs inputs;
   inputs.step = decider_.committed_step() + 1;
   inputs.generation = segments_->header()->generation.load();
@@ -309,13 +368,48 @@ void Job::DecideStep() {
     if (absent[p] < world_size_) inputs.presence[p / 64] |= uint64_t{1} << (p % 64);
   }
   inputs.groups = step_groups_;
+  const double factor = LrFactor(running_.schedule(), decider_.applied() + 1);
+  for (v1::Hyperparameters& group : inputs.groups) group.set_lr(group.lr() * factor);
   inputs.blob = std::move(step_blob_);
   inputs.sum_squares = sums_.SumSquares();
   inputs.nonfinite = sums_.nonfinite().what;
+  if (span_ != nullptr && inputs.nonfinite.empty()) inputs.nonfinite = span_->nonfinite;
   inputs.unix_nanos = absl::ToUnixNanos(env_.now());
-  const StepOutcome outcome = decider_.Decide(std::move(inputs));
-  env_.failpoints->Reach("step.decide.after_record");
+  return inputs;
+}
 
+void Job::SetTrustRatios(const StepInputs& inputs, float clip_factor,
+                         std::span<contract::ParameterEntry> table) const {
+  std::vector<kernels::Hyperparameters> groups;
+  for (const v1::Hyperparameters& group : inputs.groups) groups.push_back(ToKernel(group));
+  UpdateOrder order;
+  order.clip_factor = clip_factor;
+  order.presence = inputs.presence;
+  updater_.SetTrustRatios(order, groups, table);
+}
+
+void Job::BeginDecision() {
+  env_.failpoints->Reach("step.decide.before");
+  if (optimizer_->has_trust_ratio() && updater_.owned().size() < layout_.num_chunks()) {
+    return FailJob(absl::StrCat("optimizer ", config_.optimizer(),
+                                " cannot be used by a job whose chunks daemons share"));
+  }
+  commit_.outcome = decider_.Decide(GatherInputs());
+  commit_.phase = CommitPhase::kRecorded;
+  env_.failpoints->Reach("step.decide.after_record");
+  ForgetStep();
+  MakeDurable();
+}
+
+void Job::FinishDecision() {
+  const StepOutcome outcome = std::move(commit_.outcome);
+  commit_ = PendingCommit();
+  if (coordinates()) {
+    env_.failpoints->Reach("peer.decision.before_send");
+    for (const std::string& daemon : Participants()) {
+      TellDecision(daemon, std::string(outcome.failure.message()));
+    }
+  }
   DecisionNews news;
   news.committed_step = outcome.record.step;
   news.applied = outcome.record.applied;
@@ -325,13 +419,13 @@ void Job::DecideStep() {
   news.loss_scale = outcome.next_loss_scale;
   news.clip_factor = outcome.clip_factor;
   news.skip_reason = outcome.record.reason;
+  news.lr = decider_.lr();
   if (!outcome.apply) {
     env_.log(absl::StrCat("job ", name(), ": step ", news.committed_step,
                           " is skipped: ", news.skip_reason));
   }
   if (!outcome.failure.ok()) FailJob(std::string(outcome.failure.message()));
   board_.PublishDecision(news);
-  ForgetStep();
   env_.failpoints->Reach("step.update.before");
   if (outcome.apply) {
     UpdateOrder order;
@@ -341,6 +435,9 @@ void Job::DecideStep() {
     order.table = decider_.table();
     order.presence = decider_.current().presence;
     updater_.Run(order, [this] { Wake(); });
+    if (span_ != nullptr) WeightsUpdated();
+  } else if (span_ != nullptr) {
+    MarkReady({0, layout_.flat_elements()});
   } else {
     for (uint64_t b = 0; b < layout_.num_buckets(); ++b) {
       segments_->bucket_line(b)->ready_step.store(news.committed_step, std::memory_order_release);
@@ -348,10 +445,14 @@ void Job::DecideStep() {
     Wake();
   }
   env_.failpoints->Reach("step.update.after");
+  StartDueCopy();
+  if (durability_ != nullptr) durability_->AtBoundary(decider_.committed_step());
 }
 
 void Job::ForgetStep() {
   sums_.Clear();
+  unfolded_.clear();
+  if (span_ != nullptr) ForgetSpanStep();
   for (const auto& member : members_) member->ForgetStep();
   step_groups_.clear();
   step_blob_.clear();
@@ -365,8 +466,13 @@ void Job::FailJob(const std::string& reason) {
   contract::JobHeader* header = segments_->header();
   const size_t n = std::min(reason.size(), sizeof(header->failure) - 1);
   std::memcpy(header->failure, reason.data(), n);
-  header->failed.store(1, std::memory_order_release);
+  const bool news = header->failed.exchange(1, std::memory_order_release) == 0;
   board_.Fail(reason);
+  if (durability_ != nullptr) durability_->OnFailure();
+  if (span_ == nullptr || !news || epoll_ < 0) return;
+  v1::PeerMessage message;
+  message.mutable_failed()->set_reason(reason);
+  TellOthers(message);
 }
 
 }  // namespace shardd::step

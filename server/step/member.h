@@ -22,6 +22,7 @@ using JoinCallback = std::function<void(absl::StatusOr<v1::JoinReply>)>;
 
 struct Member {
   std::shared_ptr<Session> session;
+  std::string daemon;  // empty: attached here; else the daemon that speaks for it
   uint32_t rank = 0;
   uint32_t line = 0;           // on the board
   std::unique_ptr<Ring> ring;  // null until it is attached
@@ -48,6 +49,7 @@ struct Member {
   std::vector<v1::SlotReport> reports;
   std::vector<uint32_t> absent;
 
+  bool local() const { return daemon.empty(); }
   bool live() const { return !evicted && !closed; }
   void ForgetStep() {
     published = 0;

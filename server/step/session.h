@@ -20,7 +20,7 @@ class Job;
 // Made by the attach socket; shared by it, the RPC handlers and the job's thread.
 struct Session {
   std::string token;   // 16 random bytes
-  uint64_t nonce = 0;  // never 0, never used twice by this daemon
+  uint64_t nonce = 0;  // 62 random bits, never 0: no other session of any daemon has it
   uid_t uid = 0;
   pid_t pid = 0;
   contract::UniqueFd socket;

@@ -6,10 +6,51 @@ namespace shardd::step {
 
 using contract::kParameterAlignment;
 
-Upload::Upload(const contract::Layout* layout, bool complete) : layout_(layout) {
+namespace {
+
+constexpr uint64_t kFrozenUnit = 64;
+
+}  // namespace
+
+Upload::Upload(const contract::Layout* layout, std::vector<uint64_t> frozen, bool complete)
+    : layout_(layout), frozen_(std::move(frozen)) {
   if (complete) return;
   missing_ = layout->flat_elements() / kParameterAlignment;
   present_.assign(missing_, false);
+  for (const uint64_t bytes : frozen_) {
+    const uint64_t lines = (bytes + kFrozenUnit - 1) / kFrozenUnit;
+    frozen_present_.emplace_back(lines, false);
+    missing_ += lines;
+  }
+}
+
+absl::Status Upload::CheckFrozen(uint32_t index, uint64_t begin, uint64_t count) const {
+  if (index < frozen_.size() && begin % kFrozenUnit == 0 && count > 0 && begin <= frozen_[index] &&
+      count <= frozen_[index] - begin &&
+      (count % kFrozenUnit == 0 || begin + count == frozen_[index])) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "an upload of ", count, " bytes at ", begin, " of frozen parameter ", index, " of ",
+      frozen_.size(), "; it must begin at a multiple of 64 inside, and end at one or with it"));
+}
+
+void Upload::MarkFrozen(uint32_t index, uint64_t begin, uint64_t count) {
+  if (frozen_present_.empty()) return;
+  std::vector<bool>& present = frozen_present_[index];
+  for (uint64_t line = begin / kFrozenUnit; line * kFrozenUnit < begin + count; ++line) {
+    if (!present[line]) {
+      present[line] = true;
+      --missing_;
+    }
+  }
+  Forget();
+}
+
+void Upload::Forget() {
+  if (missing_ > 0) return;
+  present_ = {};
+  frozen_present_ = {};
 }
 
 absl::Status Upload::Check(uint64_t begin, uint64_t count) const {
@@ -43,7 +84,7 @@ void Upload::Mark(uint64_t begin, uint64_t count) {
       --missing_;
     }
   }
-  if (missing_ == 0) present_ = {};
+  Forget();
 }
 
 std::string Upload::FirstMissing() const {
@@ -52,6 +93,11 @@ std::string Upload::FirstMissing() const {
     const uint64_t begin = g * kParameterAlignment;
     const auto runs = layout_->runs({begin, begin + kParameterAlignment});
     if (!runs.empty()) return layout_->parameter(runs[0].parameter).name;
+  }
+  for (size_t f = 0; f < frozen_present_.size(); ++f) {
+    for (const bool present : frozen_present_[f]) {
+      if (!present) return absl::StrCat("(frozen) ", f);
+    }
   }
   return "";
 }

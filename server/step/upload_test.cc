@@ -11,7 +11,7 @@ contract::Layout MakeLayout() {
 
 TEST(Upload, IsCompleteWhenEveryElementWasGiven) {
   const contract::Layout layout = MakeLayout();
-  Upload upload(&layout, false);
+  Upload upload(&layout, {}, false);
   EXPECT_FALSE(upload.complete());
   EXPECT_EQ(upload.FirstMissing(), "a");
   upload.Mark(0, 40);
@@ -24,9 +24,37 @@ TEST(Upload, IsCompleteWhenEveryElementWasGiven) {
   EXPECT_EQ(upload.FirstMissing(), "");
 }
 
+TEST(Upload, FrozenParametersBelongToIt) {
+  const contract::Layout layout = MakeLayout();
+  Upload upload(&layout, {100, 0, 64}, false);
+  upload.Mark(0, 40);
+  upload.Mark(64, 100);
+  EXPECT_FALSE(upload.complete());
+  EXPECT_EQ(upload.FirstMissing(), "(frozen) 0");
+  upload.MarkFrozen(0, 64, 36);
+  upload.MarkFrozen(0, 64, 36);  // again
+  upload.MarkFrozen(2, 0, 64);
+  EXPECT_FALSE(upload.complete());
+  upload.MarkFrozen(0, 0, 64);
+  EXPECT_TRUE(upload.complete());
+}
+
+TEST(Upload, FrozenRangesMustLieInOne) {
+  const contract::Layout layout = MakeLayout();
+  const Upload upload(&layout, {100}, false);
+  EXPECT_TRUE(upload.CheckFrozen(0, 0, 100).ok());
+  EXPECT_TRUE(upload.CheckFrozen(0, 64, 36).ok());
+  EXPECT_FALSE(upload.CheckFrozen(0, 0, 36).ok());
+  EXPECT_FALSE(upload.CheckFrozen(0, 32, 64).ok());
+  EXPECT_FALSE(upload.CheckFrozen(0, 64, 64).ok());
+  EXPECT_FALSE(upload.CheckFrozen(0, 0, 0).ok());
+  EXPECT_FALSE(upload.CheckFrozen(1, 0, 64).ok());
+  EXPECT_FALSE(upload.CheckFrozen(0, ~uint64_t{0} - 63, 64).ok());
+}
+
 TEST(Upload, RangesMustLieInOneParameter) {
   const contract::Layout layout = MakeLayout();
-  const Upload upload(&layout, false);
+  const Upload upload(&layout, {}, false);
   EXPECT_TRUE(upload.Check(0, 40).ok());
   EXPECT_TRUE(upload.Check(0, 32).ok());
   EXPECT_TRUE(upload.Check(32, 8).ok());

@@ -1,28 +1,12 @@
-// CRC32C (Castagnoli) over ISA-L.
+// The checksum of everything that the daemon stores.
 #ifndef SHARDD_SERVER_STORE_CRC32C_H_
 #define SHARDD_SERVER_STORE_CRC32C_H_
 
-#include <isa-l/crc.h>
-
-#include <cstddef>
-#include <cstdint>
+#include "proto/contract/crc32c.h"
 
 namespace shardd::store {
 
-// The checksum of `bytes` at `data`, continuing `crc` (0 to begin).
-inline uint32_t Crc32c(const void* data, size_t bytes, uint32_t crc = 0) {
-  // ISA-L takes a mutable pointer and an int length, writes nothing, and leaves the
-  // inversions to its caller.
-  auto* at = static_cast<unsigned char*>(const_cast<void*>(data));
-  crc = ~crc;
-  while (bytes > 0) {
-    const size_t part = bytes < (size_t{1} << 30) ? bytes : size_t{1} << 30;
-    crc = crc32_iscsi(at, static_cast<int>(part), crc);
-    at += part;
-    bytes -= part;
-  }
-  return ~crc;
-}
+using contract::Crc32c;
 
 }  // namespace shardd::store
 

@@ -34,7 +34,8 @@ class DecisionLogTest : public testing::Test {
     spec.config.set_weight_dtype(v1::fp32);
     spec.config.add_groups();
     spec.timeline = 77;
-    auto segments = JobSegments::Create(*directory_, *layout, spec, [] {});
+    auto segments =
+        JobSegments::Create(*directory_, *layout, spec, [](auto*) { return absl::OkStatus(); });
     EXPECT_TRUE(segments.ok()) << segments.status();
     segments_ = *std::move(segments);
   }

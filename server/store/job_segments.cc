@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -54,7 +55,7 @@ ReducedOffsets ReducedLayout(const contract::Layout& layout, size_t element) {
 }
 
 struct JobOffsets {
-  uint64_t config, parameters, table, records, decisions, decision_bytes, total;
+  uint64_t config, parameters, table, records, decisions, decision_bytes, frozen, total;
 };
 
 JobOffsets JobLayout(const contract::Layout& layout, const JobSpec& spec) {
@@ -67,7 +68,9 @@ JobOffsets JobLayout(const contract::Layout& layout, const JobSpec& spec) {
                            kSegmentPage);
   at.decision_bytes =
       DecisionSlotBytes(layout.num_parameters(), static_cast<uint64_t>(spec.config.groups_size()));
-  at.total = at.decisions + 2 * at.decision_bytes;
+  at.frozen = at.decisions + 2 * at.decision_bytes;
+  at.total = at.frozen;
+  for (const uint64_t bytes : spec.frozen_bytes) at.total += RoundUpTo(bytes, kLineBytes);
   return at;
 }
 
@@ -81,19 +84,30 @@ struct JobFile {
   v1::OpenRequest parameters;
 };
 
-absl::Status CheckJobHeader(const Segment& job, const std::string& path);
+// A job segment, mapped or read from elsewhere.
+using JobImage = std::span<const std::byte>;
 
-absl::StatusOr<JobFile> ReadJobFile(const Segment& job, const std::string& path) {
+absl::Status CheckJobHeader(JobImage job, const std::string& path);
+
+const contract::JobHeader* HeaderOf(JobImage job) {
+  return reinterpret_cast<const contract::JobHeader*>(job.data());
+}
+
+absl::StatusOr<JobFile> ReadJobFile(JobImage job, const std::string& path) {
   if (absl::Status status = CheckJobHeader(job, path); !status.ok()) return status;
-  const auto* h = job.at<contract::JobHeader>(0);
+  const contract::JobHeader* h = HeaderOf(job);
   JobFile file;
-  if (!file.spec.config.ParseFromArray(job.at<char>(h->config_offset),
+  const auto* text = reinterpret_cast<const char*>(job.data());
+  if (!file.spec.config.ParseFromArray(text + h->config_offset,
                                        static_cast<int>(h->config_bytes)) ||
-      !file.parameters.ParseFromArray(job.at<char>(h->parameters_offset),
+      !file.parameters.ParseFromArray(text + h->parameters_offset,
                                       static_cast<int>(h->parameters_bytes))) {
     return Damaged(path, "holds no readable configuration");
   }
-  file.spec.parameters.assign(job.at<char>(h->parameters_offset), h->parameters_bytes);
+  file.spec.parameters.assign(text + h->parameters_offset, h->parameters_bytes);
+  absl::StatusOr<std::vector<uint64_t>> frozen = FrozenBytes(file.parameters);
+  if (!frozen.ok()) return Damaged(path, std::string(frozen.status().message()));
+  file.spec.frozen_bytes = *std::move(frozen);
   file.spec.config_hash = h->config_hash;
   file.spec.uid = h->uid;
   file.spec.timeline = h->timeline;
@@ -108,20 +122,25 @@ std::string BootId() {
   return id;
 }
 
-absl::Status CheckJobHeader(const Segment& job, const std::string& path) {
-  if (job.bytes() < kSegmentPage) return Damaged(path, "is shorter than its header");
-  const auto* h = job.at<contract::JobHeader>(0);
+absl::Status CheckBoot(JobImage job, const std::string& path) {
+  const contract::JobHeader* h = HeaderOf(job);
+  if (std::string(h->boot_id, strnlen(h->boot_id, sizeof(h->boot_id))) == BootId()) {
+    return absl::OkStatus();
+  }
+  return absl::OutOfRangeError(absl::StrCat(path, " was written before the last boot"));
+}
+
+absl::Status CheckJobHeader(JobImage job, const std::string& path) {
+  if (job.size() < kSegmentPage) return Damaged(path, "is shorter than its header");
+  const contract::JobHeader* h = HeaderOf(job);
   if (h->magic != contract::kJobMagic) return Damaged(path, "is no job segment");
   if (h->version != contract::kFormatVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " has format version ", h->version, "; this daemon reads ",
                      contract::kFormatVersion, ": start the daemon that wrote it"));
   }
-  if (std::string(h->boot_id, strnlen(h->boot_id, sizeof(h->boot_id))) != BootId()) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " was written before the last boot"));
-  }
   const auto inside = [&](uint64_t offset, uint64_t bytes) {
-    return offset <= job.bytes() && bytes <= job.bytes() - offset;
+    return offset <= job.size() && bytes <= job.size() - offset;
   };
   if (h->parameters > contract::kMaxParameters || h->groups > contract::kMaxParameters ||
       !inside(h->config_offset, h->config_bytes) ||
@@ -135,6 +154,37 @@ absl::Status CheckJobHeader(const Segment& job, const std::string& path) {
   return absl::OkStatus();
 }
 
+// The layout that a job segment describes; completes `file`.
+absl::StatusOr<contract::Layout> LayoutOf(JobImage job, JobFile* file, const std::string& name,
+                                          const std::string& path) {
+  if (file->spec.config.name() != name) {
+    return Damaged(path, absl::StrCat("holds job '", file->spec.config.name(), "'"));
+  }
+  const kernels::Optimizer* optimizer = kernels::FindOptimizer(file->spec.config.optimizer());
+  if (optimizer == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " uses the optimizer '",
+                                                      file->spec.config.optimizer(),
+                                                      "', which this daemon does not have"));
+  }
+  file->spec.moments = optimizer->num_states();
+  std::vector<contract::ParameterSpec> parameters;
+  for (const v1::Parameter& p : file->parameters.parameters()) {
+    parameters.push_back({p.name(), {p.shape().begin(), p.shape().end()}, p.group()});
+  }
+  contract::Layout::Options options;
+  options.chunk_elements = file->spec.config.chunk_elements();
+  options.bucket_elements = file->spec.config.bucket_elements();
+  options.groups = static_cast<uint32_t>(file->spec.config.groups_size());
+  absl::StatusOr<contract::Layout> layout = contract::Layout::Create(parameters, options);
+  if (!layout.ok()) return layout.status();
+  const contract::JobHeader* h = HeaderOf(job);
+  if (layout->hash() != h->layout_hash || layout->num_parameters() != h->parameters ||
+      h->groups != options.groups) {
+    return Damaged(path, "has a layout that is not that of its parameters");
+  }
+  return layout;
+}
+
 void CopyText(const std::string& text, char* out, size_t size) {
   const size_t n = std::min(text.size(), size - 1);
   std::memcpy(out, text.data(), n);
@@ -143,10 +193,40 @@ void CopyText(const std::string& text, char* out, size_t size) {
 
 }  // namespace
 
+absl::StatusOr<JobDescription> ReadJobImage(std::span<const std::byte> image,
+                                            const std::string& path) {
+  absl::StatusOr<JobFile> file = ReadJobFile(image, path);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<contract::Layout> layout = LayoutOf(image, &*file, file->spec.config.name(), path);
+  if (!layout.ok()) return layout.status();
+  return JobDescription{std::move(file->spec), *std::move(layout)};
+}
+
 uint64_t DecisionSlotBytes(uint64_t parameters, uint64_t groups) {
   return RoundUpTo(sizeof(contract::DecisionHeader) + (parameters + 63) / 64 * 8 +
                        groups * sizeof(contract::DecisionGroup) + contract::kMaxBlobBytes,
                    kSegmentPage);
+}
+
+absl::StatusOr<std::vector<uint64_t>> FrozenBytes(const v1::OpenRequest& request) {
+  std::vector<uint64_t> sizes;
+  for (const v1::FrozenParameter& frozen : request.frozen()) {
+    uint64_t bytes = frozen.dtype() == v1::fp32 ? 4 : 2;
+    bool fits =
+        frozen.dtype() == v1::fp32 || frozen.dtype() == v1::bf16 || frozen.dtype() == v1::fp16;
+    for (const int64_t extent : frozen.shape()) {
+      fits = fits && extent >= 0 &&
+             !__builtin_mul_overflow(bytes, static_cast<uint64_t>(extent), &bytes) &&
+             bytes <= contract::kMaxElements;
+    }
+    if (!fits) {
+      return absl::InvalidArgumentError(absl::StrCat("frozen parameter '", frozen.name(),
+                                                     "' has no dtype of fp32, bf16, fp16, ",
+                                                     "or a shape that is none or too large"));
+    }
+    sizes.push_back(bytes);
+  }
+  return sizes;
 }
 
 kernels::DType ReducedDType(const v1::JobConfig& config) {
@@ -169,16 +249,21 @@ SegmentPlan PlanSegments(const contract::Layout& layout, const JobSpec& spec, ui
   return plan;
 }
 
+uint64_t ChunkBytes(const contract::Layout& layout, const JobSpec& spec) {
+  return contract::ChunkRecordBytes(layout.chunk_elements(), spec.moments) +
+         layout.chunk_elements() * kernels::DTypeSize(ReducedDType(spec.config));
+}
+
 absl::StatusOr<std::unique_ptr<JobSegments>> JobSegments::Create(
     const StateDirectory& directory, const contract::Layout& layout, const JobSpec& spec,
-    const std::function<void()>& before_rename) {
+    const std::function<absl::Status(JobSegments*)>& fill) {
   std::unique_ptr<JobSegments> job(new JobSegments());
   const std::string building = directory.NewJobPath(spec.config.name());
   job->Describe(directory, layout, spec);
 
   absl::StatusOr<uint64_t> free = directory.FreeBytes();
   if (!free.ok()) return free.status();
-  if (job->plan_.total() > *free) {
+  if (!spec.sparse && job->plan_.total() > *free) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "job '", spec.config.name(), "' needs ", job->plan_.total(),
         " bytes of the state directory ", directory.path(), ", which has ", *free,
@@ -188,23 +273,33 @@ absl::StatusOr<std::unique_ptr<JobSegments>> JobSegments::Create(
   if (mkdir(building.c_str(), 0700) != 0) {
     return contract::ErrnoStatus(errno, absl::StrCat("cannot make ", building));
   }
-  const auto make = [&](const char* name, uint64_t bytes, Segment* out) -> absl::Status {
-    absl::StatusOr<Segment> segment = Segment::Create(building + "/" + name, bytes);
+  const auto make = [&](const char* name, uint64_t bytes, Segment* out,
+                        uint64_t resident = ~uint64_t{0}) -> absl::Status {
+    absl::StatusOr<Segment> segment =
+        Segment::CreateSparse(building + "/" + name, bytes, std::min(bytes, resident));
     if (!segment.ok()) return segment.status();
     *out = *std::move(segment);
     return absl::OkStatus();
   };
   absl::Status status = make("job", job->plan_.job_bytes, &job->job_);
-  if (status.ok()) status = make("state", job->plan_.state_bytes, &job->state_);
-  if (status.ok()) status = make("reduced", job->plan_.reduced_bytes, &job->reduced_);
+  const uint64_t everything = ~uint64_t{0};
+  const uint64_t sums_end =
+      ReducedLayout(layout, kernels::DTypeSize(ReducedDType(spec.config))).data;
+  if (status.ok()) {
+    status = make("state", job->plan_.state_bytes, &job->state_, spec.sparse ? 0 : everything);
+  }
+  if (status.ok()) {
+    status = make("reduced", job->plan_.reduced_bytes, &job->reduced_,
+                  spec.sparse ? sums_end : everything);
+  }
   if (status.ok()) status = make("weights", job->plan_.weights_bytes, &job->weights_);
   if (status.ok()) {
     job->InitialiseJob(layout, spec);
-    job->InitialiseState(layout);
+    if (!spec.sparse) job->InitialiseState(layout);
     job->InitialiseReduced(layout);
     job->InitialiseWeights(layout, spec);
-    before_rename();
-    if (rename(building.c_str(), job->path_.c_str()) != 0) {
+    status = fill(job.get());
+    if (status.ok() && rename(building.c_str(), job->path_.c_str()) != 0) {
       status = contract::ErrnoStatus(errno, absl::StrCat("cannot rename ", building));
     }
   }
@@ -228,6 +323,11 @@ void JobSegments::Describe(const StateDirectory& directory, const contract::Layo
   reduced_dtype_ = ReducedDType(spec.config);
   weight_dtype_ = static_cast<kernels::DType>(spec.config.weight_dtype());
   timeline_ = spec.timeline;
+  uint64_t frozen = JobLayout(layout, spec).frozen;
+  for (const uint64_t bytes : spec.frozen_bytes) {
+    frozen_.push_back({frozen, bytes});
+    frozen += RoundUpTo(bytes, kLineBytes);
+  }
   job_tag_ = contract::Hasher()
                  .Add(std::string(spec.job_id.begin(), spec.job_id.end()))
                  .Add(spec.timeline)
@@ -269,18 +369,57 @@ void JobSegments::InitialiseJob(const contract::Layout& layout, const JobSpec& s
 }
 
 void JobSegments::InitialiseState(const contract::Layout& layout) {
-  for (uint64_t c = 0; c < layout.num_chunks(); ++c) {
-    const ChunkView view = chunk(c);
-    contract::ChunkHeader* h = view.header;
-    h->magic = contract::kChunkMagic;
-    h->version = contract::kFormatVersion;
-    h->chunk_elements = layout.chunk_elements();
-    h->job_tag = job_tag_;
-    h->timeline = timeline_;
-    h->chunk = c;
-    h->crc = Crc32c(h, offsetof(contract::ChunkHeader, applied));
-    kernels::ResetUndo(view.undo, timeline_);
+  for (uint64_t c = 0; c < layout.num_chunks(); ++c) InitialiseChunk(c);
+}
+
+void JobSegments::InitialiseChunk(uint64_t chunk_index) const {
+  const ChunkView view = chunk(chunk_index);
+  contract::ChunkHeader* h = view.header;
+  h->magic = contract::kChunkMagic;
+  h->version = contract::kFormatVersion;
+  h->chunk_elements = chunk_elements_;
+  h->job_tag = job_tag_;
+  h->timeline = timeline_;
+  h->chunk = chunk_index;
+  h->crc = Crc32c(h, offsetof(contract::ChunkHeader, applied));
+  kernels::ResetUndo(view.undo, timeline_);
+}
+
+uint64_t JobSegments::ChunkBytes(uint64_t chunks) const {
+  return chunks * (record_bytes_ + chunk_elements_ * kernels::DTypeSize(reduced_dtype_));
+}
+
+absl::Status JobSegments::AddChunks(contract::Range chunks, bool fresh) const {
+  const size_t gradient = chunk_elements_ * kernels::DTypeSize(reduced_dtype_);
+  absl::Status status =
+      state_.Populate(chunks.begin * record_bytes_, chunks.size() * record_bytes_);
+  if (status.ok()) {
+    status = reduced_.Populate(reduced_header()->data_offset + chunks.begin * gradient,
+                               chunks.size() * gradient);
   }
+  if (!status.ok() || !fresh) return status;
+  for (uint64_t c = chunks.begin; c < chunks.end; ++c) {
+    std::memset(record(c), 0, record_bytes_);
+    InitialiseChunk(c);
+  }
+  return absl::OkStatus();
+}
+
+void JobSegments::FreeChunks(contract::Range chunks) const {
+  const size_t gradient = chunk_elements_ * kernels::DTypeSize(reduced_dtype_);
+  state_.Punch(chunks.begin * record_bytes_, chunks.size() * record_bytes_);
+  reduced_.Punch(reduced_header()->data_offset + chunks.begin * gradient, chunks.size() * gradient);
+}
+
+absl::Status JobSegments::CheckChunks(contract::Range chunks) const {
+  for (uint64_t c = chunks.begin; c < chunks.end; ++c) {
+    const contract::ChunkHeader* h = chunk(c).header;
+    if (h->magic != contract::kChunkMagic || h->job_tag != job_tag_ || h->timeline != timeline_ ||
+        h->chunk != c || h->crc != Crc32c(h, offsetof(contract::ChunkHeader, applied))) {
+      return Damaged(path_ + "/state", absl::StrCat("has a damaged header at chunk ", c));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void JobSegments::InitialiseReduced(const contract::Layout& layout) {
@@ -322,54 +461,101 @@ void JobSegments::InitialiseWeights(const contract::Layout& layout, const JobSpe
 }
 
 absl::StatusOr<AdoptedJob> JobSegments::Open(const StateDirectory& directory,
-                                             const std::string& name) {
+                                             const std::string& name,
+                                             const std::vector<contract::Range>* held) {
+  return OpenFrom(directory, name, {}, held, [&](const std::string& file) {
+    return Segment::Open(directory.JobPath(name) + "/" + file);
+  });
+}
+
+absl::StatusOr<AdoptedJob> JobSegments::OpenKept(const StateDirectory& directory,
+                                                 const std::string& name, KeptSegments kept) {
+  std::map<std::string, int> fds;
+  for (const auto& [file, fd] : kept) fds[file] = fd.get();
+  return OpenFrom(directory, name, std::move(kept), nullptr, [&](const std::string& file) {
+    return Segment::Map(fds.at(file), absl::StrCat("segment '", file, "' of job '", name, "'"));
+  });
+}
+
+absl::StatusOr<AdoptedJob> JobSegments::OpenFrom(
+    const StateDirectory& directory, const std::string& name, KeptSegments kept,
+    const std::vector<contract::Range>* held,
+    const std::function<absl::StatusOr<Segment>(const std::string& file)>& map_file) {
   const std::string path = directory.JobPath(name);
   std::unique_ptr<JobSegments> job(new JobSegments());
+  job->kept_ = std::move(kept);
   const auto map = [&](const char* file, Segment* out) -> absl::Status {
-    absl::StatusOr<Segment> segment = Segment::Open(path + "/" + file);
+    absl::StatusOr<Segment> segment = map_file(file);
     if (!segment.ok()) return segment.status();
     *out = *std::move(segment);
     return absl::OkStatus();
   };
   if (absl::Status status = map("job", &job->job_); !status.ok()) return status;
-  absl::StatusOr<JobFile> file = ReadJobFile(job->job_, path + "/job");
+  const JobImage image(job->job_.data(), job->job_.bytes());
+  absl::StatusOr<JobFile> file = ReadJobFile(image, path + "/job");
   if (!file.ok()) return file.status();
-  if (file->spec.config.name() != name) {
-    return Damaged(path, absl::StrCat("holds job '", file->spec.config.name(), "'"));
-  }
-  const kernels::Optimizer* optimizer = kernels::FindOptimizer(file->spec.config.optimizer());
-  if (optimizer == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " uses the optimizer '",
-                                                      file->spec.config.optimizer(),
-                                                      "', which this daemon does not have"));
-  }
-  file->spec.moments = optimizer->num_states();
-  std::vector<contract::ParameterSpec> parameters;
-  for (const v1::Parameter& p : file->parameters.parameters()) {
-    parameters.push_back({p.name(), {p.shape().begin(), p.shape().end()}, p.group()});
-  }
-  contract::Layout::Options options;
-  options.chunk_elements = file->spec.config.chunk_elements();
-  options.bucket_elements = file->spec.config.bucket_elements();
-  options.groups = static_cast<uint32_t>(file->spec.config.groups_size());
-  absl::StatusOr<contract::Layout> layout = contract::Layout::Create(parameters, options);
+  if (absl::Status status = CheckBoot(image, path + "/job"); !status.ok()) return status;
+  absl::StatusOr<contract::Layout> layout = LayoutOf(image, &*file, name, path);
   if (!layout.ok()) return layout.status();
-  const contract::JobHeader* h = job->header();
-  if (layout->hash() != h->layout_hash || layout->num_parameters() != h->parameters ||
-      h->groups != options.groups) {
-    return Damaged(path, "has a layout that is not that of its parameters");
-  }
   job->Describe(directory, *layout, file->spec);
   absl::Status status = map("state", &job->state_);
   if (status.ok()) status = map("reduced", &job->reduced_);
   if (status.ok()) status = map("weights", &job->weights_);
-  if (status.ok()) status = job->CheckSegments(*layout);
+  if (status.ok()) status = job->CheckSegments(*layout, held);
   if (!status.ok()) return status;
   return AdoptedJob{std::move(job), *std::move(layout), file->spec.config};
 }
 
+absl::StatusOr<AdoptedJob> JobSegments::CreateFrom(
+    const StateDirectory& directory, const std::string& name, std::span<const std::byte> image,
+    const std::function<absl::Status(std::span<std::byte>)>& read_state) {
+  const std::string what = absl::StrCat("the job segment of job '", name, "'");
+  absl::StatusOr<JobFile> file = ReadJobFile(image, what);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<contract::Layout> layout = LayoutOf(image, &*file, name, what);
+  if (!layout.ok()) return layout.status();
+  absl::StatusOr<std::unique_ptr<JobSegments>> made =
+      Create(directory, *layout, file->spec, [](auto*) { return absl::OkStatus(); });
+  if (!made.ok()) return made.status();
+  std::unique_ptr<JobSegments> job = *std::move(made);
+  const contract::JobHeader* from = HeaderOf(image);
+  contract::JobHeader* to = job->header();
+  absl::Status status;
+  if (from->table_offset != to->table_offset || from->total_bytes != to->total_bytes ||
+      image.size() < to->total_bytes) {
+    status = Damaged(what, "has a table that does not fit its parameters");
+  }
+  if (status.ok()) {
+    status = read_state({job->state_.data(), layout->num_chunks() * job->record_bytes_});
+  }
+  if (status.ok()) status = job->CheckSegments(*layout, nullptr);
+  if (!status.ok()) {
+    RemoveJobDirectory(job->path_).IgnoreError();
+    return status;
+  }
+  std::memcpy(job->job_.data() + to->table_offset, image.data() + to->table_offset,
+              to->total_bytes - to->table_offset);
+  to->generation = from->generation.load();
+  to->recomputed_steps = from->recomputed_steps.load();
+  to->regroups = from->regroups.load();
+  to->failed = from->failed.load();
+  std::memcpy(to->failure, from->failure, sizeof(to->failure));
+  // Last: until now a daemon that dies leaves a job that counts as never uploaded.
+  to->initialised.store(1, std::memory_order_release);
+  return AdoptedJob{std::move(job), *std::move(layout), file->spec.config};
+}
+
+std::span<const std::byte> JobSegments::job_image() const {
+  return {job_.data(), header()->total_bytes};
+}
+
+std::span<const std::byte> JobSegments::state_image(const contract::Layout& layout) const {
+  return {state_.data(), layout.num_chunks() * record_bytes_};
+}
+
 // Sizes, then headers: each segment is of this job, this timeline and this layout.
-absl::Status JobSegments::CheckSegments(const contract::Layout& layout) const {
+absl::Status JobSegments::CheckSegments(const contract::Layout& layout,
+                                        const std::vector<contract::Range>* held) const {
   const auto short_of = [&](const Segment& segment, uint64_t bytes) {
     return segment.bytes() < bytes;
   };
@@ -377,6 +563,9 @@ absl::Status JobSegments::CheckSegments(const contract::Layout& layout) const {
     return Damaged(path_ + "/job", "has a tag that is not its own");
   const WeightsOffsets w = WeightsLayout(layout, slots_, kernels::DTypeSize(weight_dtype_));
   const ReducedOffsets r = ReducedLayout(layout, kernels::DTypeSize(reduced_dtype_));
+  if (!frozen_.empty() && short_of(job_, frozen_.back().offset + frozen_.back().bytes)) {
+    return Damaged(path_ + "/job", "is cut short");
+  }
   if (short_of(state_, layout.num_chunks() * record_bytes_))
     return Damaged(path_ + "/state", "is cut short");
   if (short_of(reduced_, r.total)) return Damaged(path_ + "/reduced", "is cut short");
@@ -394,12 +583,10 @@ absl::Status JobSegments::CheckSegments(const contract::Layout& layout) const {
       rh->sums_offset != r.sums || rh->data_offset != r.data) {
     return Damaged(path_ + "/reduced", "does not belong to this job");
   }
-  for (uint64_t c = 0; c < layout.num_chunks(); ++c) {
-    const contract::ChunkHeader* h = chunk(c).header;
-    if (h->magic != contract::kChunkMagic || h->job_tag != job_tag_ || h->timeline != timeline_ ||
-        h->chunk != c || h->crc != Crc32c(h, offsetof(contract::ChunkHeader, applied))) {
-      return Damaged(path_ + "/state", absl::StrCat("has a damaged header at chunk ", c));
-    }
+  if (held == nullptr) return CheckChunks({0, layout.num_chunks()});
+  for (const contract::Range& chunks : *held) {
+    if (chunks.end > layout.num_chunks()) return Damaged(path_ + "/peers", "names too many chunks");
+    if (absl::Status status = CheckChunks(chunks); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -416,6 +603,33 @@ ChunkView JobSegments::chunk(uint64_t index) const {
         reinterpret_cast<float*>(record + contract::MomentOffset(chunk_elements_, m));
   }
   return view;
+}
+
+absl::Status JobSegments::CheckFrozen(size_t index, uint64_t offset, uint64_t bytes) const {
+  if (index < frozen_.size() && offset <= frozen_[index].bytes &&
+      bytes <= frozen_[index].bytes - offset) {
+    return absl::OkStatus();
+  }
+  return absl::OutOfRangeError(absl::StrCat(bytes, " bytes at ", offset, " of frozen parameter ",
+                                            index, " of ", frozen_.size()));
+}
+
+absl::Status JobSegments::WriteFrozen(size_t index, uint64_t offset,
+                                      std::span<const std::byte> data) {
+  if (absl::Status s = CheckFrozen(index, offset, data.size()); !s.ok()) return s;
+  if (!data.empty()) {
+    std::memcpy(job_.at<std::byte>(frozen_[index].offset + offset), data.data(), data.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobSegments::ReadFrozen(size_t index, uint64_t offset,
+                                     std::span<std::byte> out) const {
+  if (absl::Status s = CheckFrozen(index, offset, out.size()); !s.ok()) return s;
+  if (!out.empty()) {
+    std::memcpy(out.data(), job_.at<std::byte>(frozen_[index].offset + offset), out.size());
+  }
+  return absl::OkStatus();
 }
 
 contract::ReducedLine* JobSegments::reduced_line(uint64_t bucket) const {
@@ -447,7 +661,10 @@ std::byte* JobSegments::weights(uint64_t begin) const {
 }
 
 absl::StatusOr<contract::UniqueFd> JobSegments::OpenWeights() const {
-  return Segment::OpenReadOnly(path_ + "/weights");
+  // A descriptor of its own: one made from the kept one by dup could be written through.
+  return Segment::OpenReadOnly(by_descriptor()
+                                   ? absl::StrCat("/proc/self/fd/", kept_.at("weights").get())
+                                   : path_ + "/weights");
 }
 
 }  // namespace shardd::store

@@ -8,13 +8,16 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "kernels/undo.h"
 #include "proto/contract/layout.h"
 #include "proto/contract/segments.h"
+#include "proto/control.pb.h"
 #include "proto/job_config.pb.h"
+#include "server/store/descriptor_store.h"
 #include "server/store/segment.h"
 #include "server/store/state_directory.h"
 
@@ -36,24 +39,46 @@ struct JobSpec {
   uint64_t config_hash = 0;
   uint32_t uid = 0;
   int moments = 2;
+  std::vector<uint64_t> frozen_bytes;  // of each parameter that is not trained
   std::array<uint8_t, 16> job_id{};
   uint64_t timeline = 0;
+  // Hold no chunk at first (AddChunks): of a job that several daemons may share.
+  bool sparse = false;
 };
+
+// Bytes of each of the request's frozen parameters. InvalidArgument names one whose shape or
+// dtype is none.
+absl::StatusOr<std::vector<uint64_t>> FrozenBytes(const v1::OpenRequest& request);
 
 // The dtype in which the reduced gradient is kept.
 kernels::DType ReducedDType(const v1::JobConfig& config);
 
 SegmentPlan PlanSegments(const contract::Layout& layout, const JobSpec& spec, uint64_t page_bytes);
 
+// What one chunk takes in the state and the reduced segment.
+uint64_t ChunkBytes(const contract::Layout& layout, const JobSpec& spec);
+
 // A chunk's arrays within the state segment.
 struct ChunkView {
   contract::ChunkHeader* header = nullptr;
   kernels::UndoLog* undo = nullptr;
   float* master = nullptr;
-  std::array<float*, 2> moment = {nullptr, nullptr};
+  std::array<float*, kernels::kMaxStates> moment = {};
 };
 
 class JobSegments;
+
+// What a job segment, or a copy of one, says of its job.
+struct JobDescription {
+  JobSpec spec;
+  contract::Layout layout;
+};
+
+// Reads and checks the header, configuration and parameters in `image`. DataLoss: damaged.
+// FailedPrecondition: of another format version, or with an optimizer that is not there. Whether
+// it is of this boot is the caller's to see. `path` is for messages.
+absl::StatusOr<JobDescription> ReadJobImage(std::span<const std::byte> image,
+                                            const std::string& path);
 
 // What an earlier daemon left of a job.
 struct AdoptedJob {
@@ -67,14 +92,45 @@ class JobSegments {
  public:
   // Builds all segments under a temporary name, resident and initialised, and renames them into
   // place. On failure nothing is left. ResourceExhausted says what is needed and what is free.
+  // `fill` may give them a state before anybody sees them; its error is returned.
   static absl::StatusOr<std::unique_ptr<JobSegments>> Create(
       const StateDirectory& directory, const contract::Layout& layout, const JobSpec& spec,
-      const std::function<void()>& before_rename);
+      const std::function<absl::Status(JobSegments*)>& fill);
 
   // Maps the segments of a job that an earlier daemon left, after checking that they belong
   // together, to this boot and to this version. DataLoss or FailedPrecondition says what does
-  // not fit; nothing is changed or removed.
-  static absl::StatusOr<AdoptedJob> Open(const StateDirectory& directory, const std::string& name);
+  // not fit, OutOfRange that they are of an earlier boot; nothing is changed or removed.
+  // `held`: the chunks that are there, of a job that several daemons share; null: all.
+  static absl::StatusOr<AdoptedJob> Open(const StateDirectory& directory, const std::string& name,
+                                         const std::vector<contract::Range>* held = nullptr);
+  // The same of a job whose files are gone from the directory and whose segments live by these
+  // descriptors, which it keeps.
+  static absl::StatusOr<AdoptedJob> OpenKept(const StateDirectory& directory,
+                                             const std::string& name, KeptSegments kept);
+
+  // Builds segments with the contents of a job segment that lay elsewhere and of a state segment,
+  // which `read_state` fills in. The job counts as initialised only when all of it is there; on
+  // failure nothing is left. DataLoss: the image or the state are not what they should be.
+  static absl::StatusOr<AdoptedJob> CreateFrom(
+      const StateDirectory& directory, const std::string& name, std::span<const std::byte> image,
+      const std::function<absl::Status(std::span<std::byte>)>& read_state);
+
+  // The used bytes of the job and the state segment: what CreateFrom takes.
+  std::span<const std::byte> job_image() const;
+  std::span<const std::byte> state_image(const contract::Layout& layout) const;
+
+  // Of a sparse job. Makes room for chunks [begin, end); with `fresh` they are zero and of no step
+  // yet, else their records are to be written as they come. ResourceExhausted: no room.
+  absl::Status AddChunks(contract::Range chunks, bool fresh) const;
+  // NotFound or DataLoss unless these chunks are there whole, as far as their headers tell.
+  absl::Status CheckChunks(contract::Range chunks) const;
+  // Gives the memory of chunks back.
+  void FreeChunks(contract::Range chunks) const;
+  // What chunks take in the state and the reduced segment.
+  uint64_t ChunkBytes(uint64_t chunks) const;
+  // A chunk's record as it lies in the segment.
+  std::byte* record(uint64_t chunk) const { return state_.data() + chunk * record_bytes_; }
+  size_t record_bytes() const { return record_bytes_; }
 
   contract::JobHeader* header() const { return job_.at<contract::JobHeader>(0); }
   const Segment& job() const { return job_; }
@@ -99,8 +155,17 @@ class JobSegments {
   uint64_t weights_bytes() const { return weights_.bytes(); }
   absl::StatusOr<contract::UniqueFd> OpenWeights() const;
 
+  // Frozen parameters, in the job segment: `data` is [offset, offset + data.size()) of parameter
+  // `index`. OutOfRange: not inside of it.
+  size_t num_frozen() const { return frozen_.size(); }
+  uint64_t frozen_bytes(size_t index) const { return frozen_[index].bytes; }
+  absl::Status WriteFrozen(size_t index, uint64_t offset, std::span<const std::byte> data);
+  absl::Status ReadFrozen(size_t index, uint64_t offset, std::span<std::byte> out) const;
+
   const SegmentPlan& plan() const { return plan_; }
   const std::string& path() const { return path_; }
+  // Not in the state directory.
+  bool by_descriptor() const { return !kept_.empty(); }
   uint64_t job_tag() const { return job_tag_; }
   uint64_t timeline() const { return timeline_; }
 
@@ -108,13 +173,21 @@ class JobSegments {
   JobSegments() = default;
   void Describe(const StateDirectory& directory, const contract::Layout& layout,
                 const JobSpec& spec);
-  absl::Status CheckSegments(const contract::Layout& layout) const;
+  absl::Status CheckSegments(const contract::Layout& layout,
+                             const std::vector<contract::Range>* held) const;
+  void InitialiseChunk(uint64_t chunk) const;
   void InitialiseJob(const contract::Layout& layout, const JobSpec& spec);
   void InitialiseState(const contract::Layout& layout);
   void InitialiseReduced(const contract::Layout& layout);
   void InitialiseWeights(const contract::Layout& layout, const JobSpec& spec);
 
+  static absl::StatusOr<AdoptedJob> OpenFrom(
+      const StateDirectory& directory, const std::string& name, KeptSegments kept,
+      const std::vector<contract::Range>* held,
+      const std::function<absl::StatusOr<Segment>(const std::string& file)>& map_file);
+
   std::string path_;
+  KeptSegments kept_;
   SegmentPlan plan_;
   Segment job_, state_, reduced_, weights_;
   uint32_t chunk_elements_ = 0;
@@ -126,6 +199,12 @@ class JobSegments {
   kernels::DType weight_dtype_ = kernels::DType::kFloat32;
   uint64_t job_tag_ = 0;
   uint64_t timeline_ = 0;
+  struct Frozen {
+    uint64_t offset = 0;  // in the job segment
+    uint64_t bytes = 0;
+  };
+  absl::Status CheckFrozen(size_t index, uint64_t offset, uint64_t bytes) const;
+  std::vector<Frozen> frozen_;
 };
 
 // Bytes of one decision slot: header, presence bits, groups, the largest blob; whole pages.

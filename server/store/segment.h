@@ -22,9 +22,23 @@ class Segment {
   // Makes `path` (mode 0600, must not exist) of `bytes` zeros, maps it read-write and makes every
   // page resident, so that no later store can fail. ResourceExhausted when the file system has
   // no room; the file is then removed.
-  static absl::StatusOr<Segment> Create(const std::string& path, uint64_t bytes);
+  static absl::StatusOr<Segment> Create(const std::string& path, uint64_t bytes) {
+    return CreateSparse(path, bytes, bytes);
+  }
+  // The same, with only the first `resident_bytes` made resident: the rest must not be touched
+  // before Populate.
+  static absl::StatusOr<Segment> CreateSparse(const std::string& path, uint64_t bytes,
+                                              uint64_t resident_bytes);
   // Maps an existing file read-write.
   static absl::StatusOr<Segment> Open(const std::string& path);
+  // The same of a file that is open read-write; `name` is for messages. The descriptor may be
+  // closed afterwards.
+  static absl::StatusOr<Segment> Map(int fd, const std::string& name);
+
+  // Makes the pages of a part resident; what they hold stays. ResourceExhausted: no room.
+  absl::Status Populate(uint64_t offset, uint64_t bytes) const;
+  // Gives the memory of the whole pages in a part back; they are zero, and not resident.
+  void Punch(uint64_t offset, uint64_t bytes) const;
 
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }

@@ -133,6 +133,28 @@ std::vector<std::string> StateDirectory::JobNames() const {
   return names;
 }
 
+absl::Status StateDirectory::LeaveDrainNote(absl::Time when) const {
+  const std::string path = path_ + "/drained";
+  std::ofstream file(path, std::ios::trunc);
+  file << absl::ToUnixNanos(when) << "\n";
+  file.close();
+  if (!file) return absl::UnavailableError(absl::StrCat("cannot write the note ", path));
+  return absl::OkStatus();
+}
+
+absl::Time StateDirectory::TakeDrainNote() const {
+  const std::string path = path_ + "/drained";
+  std::ifstream file(path);
+  int64_t nanos = 0;
+  if (!(file >> nanos)) return absl::InfinitePast();
+  unlink(path.c_str());
+  return absl::FromUnixNanos(nanos);
+}
+
+bool StateDirectory::Holds(const std::string& job) const {
+  return access(JobPath(job).c_str(), F_OK) == 0;
+}
+
 absl::Status RemoveJobDirectory(const std::string& path) {
   for (const std::string& name : Entries(path)) {
     const std::string file = path + "/" + name;

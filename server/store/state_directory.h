@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/contract/fd_passing.h"
 
 namespace shardd::store {
@@ -29,8 +30,14 @@ class StateDirectory {
   uint64_t JobBytes() const;
   // Names of the jobs that lie here.
   std::vector<std::string> JobNames() const;
+  bool Holds(const std::string& job) const;
   std::string JobPath(const std::string& job) const { return path_ + "/jobs/" + job; }
   std::string NewJobPath(const std::string& job) const { return path_ + "/jobs/." + job + ".new"; }
+
+  // A note that a daemon was drained at `when`, for its successor.
+  absl::Status LeaveDrainNote(absl::Time when) const;
+  // Reads and removes it; InfinitePast: there is none.
+  absl::Time TakeDrainNote() const;
 
  private:
   StateDirectory() = default;

@@ -14,6 +14,9 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "proto/contract/attach.h"
+#include "proto/contract/fd_passing.h"
+#include "proto/contract/segments.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/ranks.h"
 #include "tests/support/raw_session.h"
@@ -334,6 +337,49 @@ TEST_F(HostileCases, RequestsThatDoNotFit) {
             std::string::npos);
   EXPECT_NE(refused([](R* r) { r->set_protocol_version(99); }).find("protocol 99"),
             std::string::npos);
+}
+
+// Says hello in protocol `version`; the daemon's error, or "" when it answered in kind.
+std::string HelloError(const std::string& socket, uint32_t version) {
+  absl::StatusOr<contract::UniqueFd> fd =
+      contract::ConnectUnix(socket + contract::kAttachSuffix, SOCK_SEQPACKET);
+  contract::AttachMessage message;
+  message.kind = static_cast<uint16_t>(contract::AttachKind::kHello);
+  message.protocol_version = version;
+  const auto bytes = std::as_writable_bytes(std::span(&message, 1));
+  if (!fd.ok() || !contract::SendMessage(fd->get(), bytes, {}).ok() ||
+      !contract::ReceiveMessage(fd->get(), bytes, 0).ok()) {
+    return "no answer";
+  }
+  const bool refused = message.kind == static_cast<uint16_t>(contract::AttachKind::kError);
+  return refused ? message.text : "";
+}
+
+TEST_F(HostileCases, ClientsOneProtocolVersionOlderOrNewer) {
+  for (uint32_t version = contract::kOldestProtocolVersion; version <= contract::kProtocolVersion;
+       ++version) {
+    EXPECT_EQ(HelloError(daemon_.socket(), version), "");
+    RawSession raw(daemon_.socket());
+    v1::OpenRequest request = raw.MakeOpen("spoken" + std::to_string(version), 100, 0, 1);
+    request.set_protocol_version(version);
+    EXPECT_TRUE(raw.Open(request).ok());
+  }
+  for (uint32_t version : {contract::kOldestProtocolVersion - 1, contract::kProtocolVersion + 1}) {
+    const std::string words = "protocol " + std::to_string(version);
+    const uint64_t before = daemon_.Info().refused_calls();
+    const std::string error = HelloError(daemon_.socket(), version);
+    EXPECT_NE(error.find(words), std::string::npos) << error;
+    EXPECT_NE(error.find("install matching versions"), std::string::npos) << error;
+    EXPECT_EQ(daemon_.Info().refused_calls(), before + 1);
+    RawSession raw(daemon_.socket());
+    v1::OpenRequest request = raw.MakeOpen("mute", 100, 0, 1);
+    request.set_protocol_version(version);
+    const grpc::Status status = raw.Open(request);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_NE(status.error_message().find(words), std::string::npos) << status.error_message();
+    EXPECT_EQ(daemon_.Info().refused_calls(), before + 2);
+    EXPECT_FALSE(daemon_.HasJob("mute"));
+  }
 }
 
 }  // namespace

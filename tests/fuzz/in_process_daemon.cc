@@ -28,8 +28,9 @@ InProcessDaemon::InProcessDaemon() {
   options.config.mutable_memory()->set_budget_bytes(256 << 20);
   options.config.mutable_memory()->set_ring_bytes_max(16 << 20);
   options.config.mutable_step()->set_threads(2);
+  options.config.set_job_ttl_seconds(-1);
   config::FillDefaults(geteuid(), "", &options.config);
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options);
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(std::move(options));
   if (!daemon.ok()) {
     std::fprintf(stderr, "fuzz set-up: %s\n", daemon.status().ToString().c_str());
     std::abort();

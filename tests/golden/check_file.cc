@@ -20,6 +20,7 @@ constexpr DaemonRun kOptimizerRuns[] = {
     {.ranks = 1, .slots = 1, .stage = 0},
     {.ranks = 1, .slots = 4, .stage = 1},
     {.ranks = 3, .slots = 4, .stage = 2},
+    {.ranks = 4, .slots = 4, .stage = 1},
     {.ranks = 3, .slots = 4, .stage = 3, .weights = WeightsMode::kPrivate},
 };
 constexpr DaemonRun kModelRuns[] = {

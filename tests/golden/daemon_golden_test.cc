@@ -44,14 +44,20 @@ TEST_P(GoldenFiles, PassThroughADaemon) {
   EXPECT_GT(report.worst, 0.0);  // float32 cannot be float64
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenFiles,
-                         testing::Values("optimizer_adamw.safetensors",
-                                         "variant_optimizer.safetensors", "model_gpt2.safetensors",
-                                         "variant_model.safetensors"),
-                         [](const auto& info) {
-                           const std::string name = info.param;
-                           return name.substr(0, name.find('.'));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, GoldenFiles,
+    testing::Values("optimizer_adagrad.safetensors", "optimizer_adam.safetensors",
+                    "optimizer_adam_amsgrad.safetensors", "optimizer_adamw.safetensors",
+                    "optimizer_adamw_amsgrad.safetensors", "optimizer_lamb.safetensors",
+                    "optimizer_lion.safetensors", "optimizer_rmsprop.safetensors",
+                    "optimizer_sgd.safetensors", "variant_adagrad.safetensors",
+                    "variant_lamb.safetensors", "variant_optimizer.safetensors",
+                    "variant_sgd.safetensors", "model_gpt2.safetensors",
+                    "variant_model.safetensors"),
+    [](const auto& info) {
+      const std::string name = info.param;
+      return name.substr(0, name.find('.'));
+    });
 
 TEST(GoldenCheck, AnotherHyperparameterFails) {
   const FileReport optimizer = CheckWithDaemon(

@@ -16,8 +16,18 @@ JobOptions GoldenJob(const std::string& name, const DaemonRun& run, const std::s
   JobOptions job = JobOptions::ForDType(DType::kFloat32);
   job.name = name;
   job.optimizer = optimizer;
-  job.groups = {
-      ParameterGroup{"all", hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay}};
+  job.groups = {{.name = "all",
+                 .lr = hyper.lr,
+                 .beta1 = hyper.beta1,
+                 .beta2 = hyper.beta2,
+                 .eps = hyper.eps,
+                 .weight_decay = hyper.weight_decay,
+                 .momentum = hyper.momentum,
+                 .dampening = hyper.dampening,
+                 .nesterov = hyper.nesterov,
+                 .lr_decay = hyper.lr_decay,
+                 .min_trust = hyper.min_trust,
+                 .max_trust = hyper.max_trust}};
   job.slots = run.slots;
   job.stage = run.stage;
   job.weights = run.weights;

@@ -23,35 +23,155 @@ import sys
 # Optimizers in float64: name -> function(param0, grads, hyper) -> params per step.
 
 
-def adamw(param0, grads, hyper):
-    """PyTorch's AdamW: decoupled decay, bias corrections, eps outside the root."""
+def adam_like(param0, grads, hyper, decoupled, amsgrad):
+    """PyTorch's Adam and AdamW: bias corrections, eps outside the root."""
     lr, eps, decay = hyper["lr"], hyper["eps"], hyper["weight_decay"]
     beta1, beta2 = hyper["beta1"], hyper["beta2"]
     param = list(param0)
     exp_avg = [0.0] * len(param)
     exp_avg_sq = [0.0] * len(param)
+    largest = [0.0] * len(param)
     history = []
     for step, grad in enumerate(grads, start=1):
         correction1 = 1.0 - beta1**step
         root_correction2 = math.sqrt(1.0 - beta2**step)
         for i, g in enumerate(grad):
-            param[i] *= 1.0 - lr * decay
+            if decoupled:
+                param[i] *= 1.0 - lr * decay
+            else:
+                g += decay * param[i]
             exp_avg[i] = exp_avg[i] * beta1 + g * (1.0 - beta1)
             exp_avg_sq[i] = exp_avg_sq[i] * beta2 + g * g * (1.0 - beta2)
-            denominator = math.sqrt(exp_avg_sq[i]) / root_correction2 + eps
+            largest[i] = max(largest[i], exp_avg_sq[i])
+            second = largest[i] if amsgrad else exp_avg_sq[i]
+            denominator = math.sqrt(second) / root_correction2 + eps
             param[i] -= lr / correction1 * exp_avg[i] / denominator
         history.append(list(param))
     return history
 
 
+def adamw(param0, grads, hyper):
+    return adam_like(param0, grads, hyper, True, False)
+
+
+def adamw_amsgrad(param0, grads, hyper):
+    return adam_like(param0, grads, hyper, True, True)
+
+
+def adam(param0, grads, hyper):
+    return adam_like(param0, grads, hyper, False, False)
+
+
+def adam_amsgrad(param0, grads, hyper):
+    return adam_like(param0, grads, hyper, False, True)
+
+
+def sgd(param0, grads, hyper):
+    """PyTorch's SGD: the buffer begins as the first gradient, without dampening."""
+    lr, decay, momentum = hyper["lr"], hyper["weight_decay"], hyper["momentum"]
+    param, buffer = list(param0), [0.0] * len(param0)
+    history = []
+    for step, grad in enumerate(grads, start=1):
+        for i, g in enumerate(grad):
+            g += decay * param[i]
+            share = 1.0 if step == 1 else 1.0 - hyper["dampening"]
+            buffer[i] = momentum * buffer[i] + share * g
+            param[i] -= lr * (g + momentum * buffer[i] if hyper["nesterov"] else buffer[i])
+        history.append(list(param))
+    return history
+
+
+def adagrad(param0, grads, hyper):
+    """PyTorch's Adagrad with initial_accumulator_value 0."""
+    param, total = list(param0), [0.0] * len(param0)
+    history = []
+    for step, grad in enumerate(grads, start=1):
+        lr = hyper["lr"] / (1.0 + (step - 1) * hyper["lr_decay"])
+        for i, g in enumerate(grad):
+            g += hyper["weight_decay"] * param[i]
+            total[i] += g * g
+            param[i] -= lr * g / (math.sqrt(total[i]) + hyper["eps"])
+        history.append(list(param))
+    return history
+
+
+def rmsprop(param0, grads, hyper):
+    """PyTorch's RMSprop, not centered; beta2 is its alpha."""
+    lr, alpha, momentum = hyper["lr"], hyper["beta2"], hyper["momentum"]
+    param, square, buffer = list(param0), [0.0] * len(param0), [0.0] * len(param0)
+    history = []
+    for grad in grads:
+        for i, g in enumerate(grad):
+            g += hyper["weight_decay"] * param[i]
+            square[i] = alpha * square[i] + (1.0 - alpha) * g * g
+            buffer[i] = momentum * buffer[i] + g / (math.sqrt(square[i]) + hyper["eps"])
+            param[i] -= lr * buffer[i]
+        history.append(list(param))
+    return history
+
+
+def lion(param0, grads, hyper):
+    """Chen et al., Symbolic Discovery of Optimization Algorithms, 2023."""
+    lr, beta1, beta2 = hyper["lr"], hyper["beta1"], hyper["beta2"]
+    param, exp_avg = list(param0), [0.0] * len(param0)
+    history = []
+    for grad in grads:
+        for i, g in enumerate(grad):
+            mix = beta1 * exp_avg[i] + (1.0 - beta1) * g
+            sign = (mix > 0) - (mix < 0)
+            param[i] -= lr * (sign + hyper["weight_decay"] * param[i])
+            exp_avg[i] = beta2 * exp_avg[i] + (1.0 - beta2) * g
+        history.append(list(param))
+    return history
+
+
+def lamb(param0, grads, hyper):
+    """You et al., Large Batch Optimization for Deep Learning, 2019, version 3."""
+    beta1, beta2 = hyper["beta1"], hyper["beta2"]
+    param = list(param0)
+    exp_avg, exp_avg_sq = [0.0] * len(param), [0.0] * len(param)
+    history = []
+    for step, grad in enumerate(grads, start=1):
+        direction = []
+        for i, g in enumerate(grad):
+            exp_avg[i] = beta1 * exp_avg[i] + (1.0 - beta1) * g
+            exp_avg_sq[i] = beta2 * exp_avg_sq[i] + (1.0 - beta2) * g * g
+            m = exp_avg[i] / (1.0 - beta1**step)
+            v = exp_avg_sq[i] / (1.0 - beta2**step)
+            direction.append(m / (math.sqrt(v) + hyper["eps"]) + hyper["weight_decay"] * param[i])
+        of_param = math.sqrt(math.fsum(p * p for p in param))
+        of_direction = math.sqrt(math.fsum(r * r for r in direction))
+        trust = 1.0
+        if of_param > 0 and of_direction > 0:
+            trust = min(max(of_param / of_direction, hyper["min_trust"]), hyper["max_trust"])
+        param = [p - hyper["lr"] * trust * r for p, r in zip(param, direction)]
+        history.append(list(param))
+    return history
+
+
+ADAM = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
 OPTIMIZERS = {
-    "adamw": (adamw, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
-                      "weight_decay": 0.01}),
+    "adamw": (adamw, ADAM),
+    "adamw_amsgrad": (adamw_amsgrad, ADAM),
+    "adam": (adam, ADAM),
+    "adam_amsgrad": (adam_amsgrad, ADAM),
+    "sgd": (sgd, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.0, "nesterov": 0.0,
+                  "weight_decay": 1e-4}),
+    "adagrad": (adagrad, {"lr": 1e-2, "eps": 1e-10, "weight_decay": 1e-3, "lr_decay": 0.0}),
+    "rmsprop": (rmsprop, {"lr": 1e-3, "beta2": 0.99, "eps": 1e-8, "weight_decay": 1e-3,
+                          "momentum": 0.0}),
+    "lion": (lion, {"lr": 1e-4, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}),
+    "lamb": (lamb, {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01,
+                    "min_trust": 0.01, "max_trust": 10.0}),
 }
 
 
 def round_to_f32(value):
     return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def number(text):
+    return {"False": 0.0, "True": 1.0}.get(text) if text in ("False", "True") else float(text)
 
 
 def fresh_inputs(elements, steps, seed):
@@ -127,7 +247,7 @@ def check(path):
     """True if params_f64 are what this script computes, to a few roundings of float64."""
     metadata, param0, grads, stored = inputs_of(path)
     function, defaults = OPTIMIZERS[metadata["optimizer"]]
-    hyper = {key: float(metadata[key]) for key in defaults}
+    hyper = {key: number(metadata.get(key, default)) for key, default in defaults.items()}
     computed = [p for params in function(param0, grads, hyper) for p in params]
     worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(computed, stored))
     good = len(computed) == len(stored) and worst < 1e-13

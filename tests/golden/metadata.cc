@@ -32,6 +32,9 @@ absl::StatusOr<double> NumberOf(const Reader& reader, std::string_view key) {
   if (entry == reader.metadata().end()) {
     return Malformed(reader, "its metadata lacks " + std::string(key));
   }
+  if (entry->second == "True" || entry->second == "False") {
+    return entry->second == "True" ? 1.0 : 0.0;
+  }
   if (!absl::SimpleAtod(entry->second, &value) || std::isnan(value)) {
     return Malformed(reader,
                      absl::StrCat(std::string(key), " is '", entry->second, "', no number"));
@@ -51,29 +54,45 @@ absl::StatusOr<int64_t> CountOf(const Reader& reader, std::string_view key) {
 }
 
 absl::StatusOr<kernels::Hyperparameters> HyperparametersOf(const Reader& reader,
-                                                           std::string_view prefix) {
+                                                           std::string_view prefix,
+                                                           bool needs_eps) {
   const std::string before(prefix);
   kernels::Hyperparameters hyper;
-  struct {
+  struct Entry {
     const char* name;
     double* value;
-  } wanted[] = {{"lr", &hyper.lr},
-                {"eps", &hyper.eps},
-                {"weight_decay", &hyper.weight_decay},
-                {"beta1", &hyper.beta1},
-                {"beta2", &hyper.beta2}};
+    bool required;
+  };
+  double nesterov = 0;
+  const bool adam =
+      reader.metadata().contains(before + "betas") || reader.metadata().contains(before + "beta1");
+  const Entry entries[] = {
+      {"lr", &hyper.lr, true},
+      {"weight_decay", &hyper.weight_decay, true},
+      {"beta1", &hyper.beta1, adam},
+      {"beta2", &hyper.beta2, adam},
+      {"eps", &hyper.eps, needs_eps},
+      {"momentum", &hyper.momentum, false},
+      {"dampening", &hyper.dampening, false},
+      {"nesterov", &nesterov, false},
+      {"lr_decay", &hyper.lr_decay, false},
+      {"min_trust", &hyper.min_trust, false},
+      {"max_trust", &hyper.max_trust, false},
+  };
   const auto betas = reader.metadata().find(before + "betas");
   const bool pair = betas != reader.metadata().end();
   if (pair &&
       std::sscanf(betas->second.c_str(), " %*[([]%lf , %lf", &hyper.beta1, &hyper.beta2) != 2) {
     return Malformed(reader, absl::StrCat("betas is '", betas->second, "', not two numbers"));
   }
-  for (const auto& [name, value] : wanted) {
+  for (const auto& [name, value, required] : entries) {
     if (pair && (value == &hyper.beta1 || value == &hyper.beta2)) continue;
+    if (!required && !reader.metadata().contains(before + name)) continue;
     const absl::StatusOr<double> number = NumberOf(reader, before + name);
     if (!number.ok()) return number.status();
     *value = *number;
   }
+  hyper.nesterov = nesterov != 0;
   return hyper;
 }
 

@@ -20,14 +20,15 @@ absl::StatusOr<Form> FormOf(const safetensors::Reader& reader);
 // kInvalidArgument "golden file PATH: what".
 absl::Status Malformed(const safetensors::Reader& reader, std::string_view what);
 
-// kInvalidArgument: `key` is missing, or no number (integer of at least 1).
+// kInvalidArgument: `key` is missing, or no number (integer of at least 1). "True" is 1, "False" 0.
 absl::StatusOr<double> NumberOf(const safetensors::Reader& reader, std::string_view key);
 absl::StatusOr<int64_t> CountOf(const safetensors::Reader& reader, std::string_view key);
 
-// lr, eps, weight_decay, and beta1 and beta2 or betas = "(0.9, 0.999)", each behind
-// `prefix`. All must be there: a default could be another one than the file's.
+// lr, weight_decay, eps where it is needed, beta1 and beta2 or betas = "(0.9, 0.999)", and those of
+// other optimizers, each behind `prefix`. The first must be there, and both betas where one is: a
+// default could be another one than the file's.
 absl::StatusOr<kernels::Hyperparameters> HyperparametersOf(const safetensors::Reader& reader,
-                                                           std::string_view prefix);
+                                                           std::string_view prefix, bool needs_eps);
 
 }  // namespace shardd::golden
 

@@ -101,7 +101,7 @@ absl::StatusOr<ModelFile> ReadModelFile(const Reader& reader) {
   file.model = *std::move(model);
 
   absl::Status status;
-  Take(HyperparametersOf(reader, "opt."), &file.hyper, &status);
+  Take(HyperparametersOf(reader, "opt.", true), &file.hyper, &status);
   Take(NumberOf(reader, "clip"), &file.clip, &status);
   Take(CountOf(reader, "steps"), &file.steps, &status);
   Take(CountOf(reader, "batch"), &file.batch, &status);

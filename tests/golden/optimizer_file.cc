@@ -34,12 +34,13 @@ absl::StatusOr<OptimizerFile> ReadOptimizerFile(const Reader& reader) {
   const auto name = reader.metadata().find("optimizer");
   if (name == reader.metadata().end()) return Malformed(reader, "its metadata lacks optimizer");
   file.optimizer = name->second;
-  if (kernels::FindOptimizer(file.optimizer) == nullptr) {
+  const kernels::Optimizer* optimizer = kernels::FindOptimizer(file.optimizer);
+  if (optimizer == nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("golden file ", reader.path(), ": optimizer '", file.optimizer,
                      "' is not supported; supported: ", KnownOptimizers()));
   }
-  const auto hyper = HyperparametersOf(reader, "");
+  const auto hyper = HyperparametersOf(reader, "", optimizer->divides_by_eps());
   if (!hyper.ok()) return hyper.status();
   file.hyper = *hyper;
   file.elements = ElementsOf(reader, "param0");

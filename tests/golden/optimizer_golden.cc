@@ -1,16 +1,18 @@
 #include "tests/golden/optimizer_golden.h"
 
+#include <cmath>
 #include <memory>
 #include <vector>
 
 #include "kernels/optimizer.h"
+#include "kernels/trust_ratio.h"
 
 namespace shardd::golden {
 
-using kernels::BetaProducts;
 using kernels::DType;
 using kernels::Isa;
 using kernels::Optimizer;
+using kernels::StepProgress;
 using kernels::StepScalars;
 using kernels::UpdateRun;
 
@@ -21,13 +23,13 @@ absl::StatusOr<OptimizerResult> CheckOptimizer(const std::string& path, Isa isa)
   if (!file.ok()) return file.status();
   const Optimizer* optimizer = kernels::FindOptimizer(file->optimizer);
   std::vector<float> master = file->param0, weight(file->elements);
-  std::vector<float> state[2] = {std::vector<float>(file->elements),
-                                 std::vector<float>(file->elements)};
+  std::vector<float> state[kernels::kMaxStates];
+  for (std::vector<float>& values : state) values.resize(file->elements);
   OptimizerResult result{
       .optimizer = file->optimizer, .steps = file->steps, .elements = file->elements};
-  BetaProducts products;
+  StepProgress products;
   for (size_t step = 0; step < file->steps; ++step) {
-    const StepScalars scalars = optimizer->Step(file->hyper, &products);
+    StepScalars scalars = optimizer->Step(file->hyper, &products);
     UpdateRun run;
     run.master = master.data();
     for (int s = 0; s < optimizer->num_states(); ++s) run.state[s] = state[s].data();
@@ -36,6 +38,11 @@ absl::StatusOr<OptimizerResult> CheckOptimizer(const std::string& path, Isa isa)
     run.count = file->elements;
     run.weight_dtype = DType::kFloat32;
     run.scalars = &scalars;
+    if (optimizer->has_trust_ratio()) {
+      const kernels::TrustSums sums = kernels::TrustMeter().Measure(*optimizer, isa, run);
+      optimizer->SetTrust(file->hyper, std::sqrt(sums.parameter), std::sqrt(sums.direction),
+                          &scalars);
+    }
     optimizer->Update(isa, run);
     result.Compare(*file, step, master);
   }

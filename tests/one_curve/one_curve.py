@@ -4,7 +4,9 @@
 Trains a small GPT on text files with four slots, one thread a rank, bf16, for 30
 steps, in many configurations, and compares the loss and grad_norm columns of the
 metrics and the exported masters byte for byte. Then again with three SIGKILLs of
-ranks, each where a failpoint holds the daemon: publishing, deciding, updating.
+ranks, each where a failpoint holds the daemon: publishing, deciding, updating. And
+with the same three SIGKILLs of the daemon, which is started again on its state while
+the ranks wait for it.
 
 usage: one_curve.py --bin=DIR --data=PATH... [--all]
   --bin    holds server/shardd, client/cli/shardctl, trainer/train
@@ -50,10 +52,17 @@ class Run:
         self.state = tempfile.TemporaryDirectory(prefix="shardd-one-curve-", dir="/dev/shm")
         self.socket = os.path.join(self.dir.name, "d.sock")
         self.log = open(os.path.join(self.dir.name, "daemon.log"), "w+")
+        self.start_daemon()
+
+    def start_daemon(self, *flags):
         self.daemon = subprocess.Popen(
             [self.bin / "server/shardd", f"--listen.socket={self.socket}",
-             f"--store.directory={self.state.name}/state", "--failpoints=true"],
+             f"--store.directory={self.state.name}/state", "--failpoints=true", *flags],
             stdout=self.log, stderr=self.log)
+
+    def kill_daemon(self):
+        self.daemon.kill()
+        self.daemon.wait()
 
     def close(self):
         self.daemon.send_signal(signal.SIGTERM)
@@ -176,6 +185,32 @@ def with_kills(run, stage, weights, reference):
     print(f"ok {name}: {len(KILLS)} kills, {recomputed} steps computed again", flush=True)
 
 
+def with_daemon_kills(run, stage, weights, reference):
+    """The daemon dies three times; nobody starts a rank again."""
+    name = f"daemon-kills-stage{stage}-{weights}"
+    run.shardctl("failpoint", "arm", KILLS[0][1], "--action=wait", "--skip=40")
+    started = run.start(name, stage, 3, weights)
+    for index, (phase, point, _) in enumerate(KILLS):
+        run.shardctl("failpoint", "wait", point, "--deadline=60", "--connect-timeout=30")
+        before = int(run.job(name).get("committed_step", 0))
+        run.kill_daemon()
+        # The next one is armed before anybody can attach.
+        run.start_daemon(*(f"--arm_failpoint={point}:wait"
+                           for _, point, _ in KILLS[index + 1:index + 2]))
+        print(f"   {phase}: daemon killed at committed step {before}", flush=True)
+    curve, masters = run.finish(started)
+    check_curve(name, curve, masters, reference)
+    job = run.job(name)
+    if int(job.get("committed_step", 0)) != STEPS or int(job.get("applied", 0)) != STEPS:
+        raise SystemExit(f"{name}: {job}")
+    started[3].seek(0)
+    reattached = started[3].read().count("re-attached to the daemon")
+    if reattached != 3 * len(KILLS):
+        raise SystemExit(f"{name}: 3 ranks re-attached {reattached} times in {len(KILLS)} deaths")
+    run.shardctl("job", "delete", name, "--yes")
+    print(f"ok {name}: {len(KILLS)} deaths of the daemon", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
@@ -189,6 +224,8 @@ def main():
             [(2, "shared"), (3, "private")]
         for stage, weights in kills:
             with_kills(run, stage, weights, reference)
+        for stage, weights in kills if options.all else [(1, "shared"), (3, "private")]:
+            with_daemon_kills(run, stage, weights, reference)
     finally:
         run.daemon.poll() is None and run.close()
     return 0

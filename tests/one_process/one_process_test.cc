@@ -47,8 +47,9 @@ class OneProcess : public ::testing::Test {
     options.config.mutable_store()->set_directory(state_.path() + "/state");
     options.config.mutable_memory()->set_budget_bytes(256 << 20);
     options.config.mutable_step()->set_threads(2);
+    options.config.set_job_ttl_seconds(-1);
     config::FillDefaults(geteuid(), "", &options.config);
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options);
+    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(std::move(options));
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     if (daemon.ok()) daemon_ = *std::move(daemon);
   }

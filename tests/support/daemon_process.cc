@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -55,13 +56,13 @@ DaemonProcess::DaemonProcess(Options options) {
     own_state_ = std::make_unique<TempDir>("/dev/shm");
     state_directory_ = own_state_->path() + "/state";
   }
-  socket_ = dir_.path() + "/run/d.sock";
+  socket_ = options.socket.empty() ? dir_.path() + "/run/d.sock" : options.socket;
   log_path_ = dir_.path() + "/log";
   chmod(dir_.path().c_str(), 0755);
   const std::string binary = Runfile("server/shardd");
-  std::vector<std::string> arguments = {binary, "--listen.socket=" + socket_,
-                                        "--store.directory=" + state_directory_,
-                                        "--failpoints=true"};
+  std::vector<std::string> arguments = {
+      binary, "--listen.socket=" + socket_, "--store.directory=" + state_directory_,
+      "--spill.directory=" + dir_.path() + "/spill", "--failpoints=true"};
   arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -150,6 +151,16 @@ v1::ServerInfoReply DaemonProcess::Info() {
   return reply;
 }
 
+bool DaemonProcess::AnswersWithin(double seconds) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6)));
+  v1::ServerInfoRequest request;
+  request.set_token(token_);
+  v1::ServerInfoReply reply;
+  return admin_->ServerInfo(&context, request, &reply).ok();
+}
+
 v1::JobStatus DaemonProcess::Job(const std::string& name) {
   grpc::ClientContext context;
   v1::ListJobsRequest request;
@@ -204,6 +215,17 @@ void DaemonProcess::ReleaseFailpoint(const std::string& name) {
   if (!status.ok()) Die(status.error_message());
 }
 
+v1::DrainReply DaemonProcess::Drain(double deadline_seconds) {
+  grpc::ClientContext context;
+  v1::DrainRequest request;
+  request.set_token(token_);
+  request.set_deadline_seconds(deadline_seconds);
+  v1::DrainReply reply;
+  const grpc::Status status = admin_->Drain(&context, request, &reply);
+  if (!status.ok()) Die(status.error_message());
+  return reply;
+}
+
 grpc::Status DaemonProcess::DeleteJob(const std::string& name, bool force) {
   grpc::ClientContext context;
   v1::DeleteJobRequest request;
@@ -212,6 +234,16 @@ grpc::Status DaemonProcess::DeleteJob(const std::string& name, bool force) {
   request.set_force(force);
   v1::DeleteJobReply reply;
   return admin_->DeleteJob(&context, request, &reply);
+}
+
+grpc::Status DaemonProcess::HandOver(const std::string& job, const std::string& to) {
+  grpc::ClientContext context;
+  v1::HandOverRequest request;
+  request.set_token(token_);
+  request.set_job(job);
+  request.set_to(to);
+  v1::HandOverReply reply;
+  return admin_->HandOver(&context, request, &reply);
 }
 
 }  // namespace shardd::test

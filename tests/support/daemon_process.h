@@ -22,6 +22,7 @@ class DaemonProcess {
   struct Options {
     std::vector<std::string> flags;  // besides socket, directory and failpoints
     std::string state_directory;     // empty: one in /dev/shm
+    std::string socket;              // empty: in a directory of its own
     mode_t umask = 022;
     // Runs in the child before exec: rlimits, ids.
     void (*before_exec)() = nullptr;
@@ -48,12 +49,17 @@ class DaemonProcess {
 
   // Admin calls with a token of this process's own.
   v1::ServerInfoReply Info();
+  // Whether it answers in time.
+  bool AnswersWithin(double seconds);
   v1::JobStatus Job(const std::string& name);
   bool HasJob(const std::string& name);
   void ArmFailpoint(const std::string& name, const std::string& action, uint32_t skip = 0);
   // Waits until a thread is held there.
   void AwaitFailpoint(const std::string& name);
   void ReleaseFailpoint(const std::string& name);
+  grpc::Status HandOver(const std::string& job, const std::string& to);
+  // Ends with the daemon's answer; its process then ends by itself.
+  v1::DrainReply Drain(double deadline_seconds);
   grpc::Status DeleteJob(const std::string& name, bool force);
 
  private:

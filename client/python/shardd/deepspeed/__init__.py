@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration and engine, over shardd."""
