@@ -40,6 +40,7 @@ std::string MirrorStatus::Text() const {
     case MirrorState::kInStep:
       return why.empty() ? "in step" : absl::StrCat("behind: ", why);
     case MirrorState::kCopying:
+      if (!why.empty()) return absl::StrCat("behind: ", why);
       return absl::StrCat("being copied: ", bytes == 0 ? 0 : copied * 100 / bytes, " %");
     case MirrorState::kBehind:
       return absl::StrCat("behind: ", why);

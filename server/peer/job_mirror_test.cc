@@ -364,6 +364,25 @@ TEST_F(JobMirrorTest, ASilentPeerIsWaitedForABoundedTime) {
   }
 }
 
+TEST_F(JobMirrorTest, APeerThatFallsSilentAmidTheCopyIsNamed) {
+  Make(true, absl::Milliseconds(200));
+  OpenFile("log-0");
+  ASSERT_TRUE(failpoints_.Arm("mirror.copy.after_piece", env::FailpointAction::kWait, 0).ok());
+  ASSERT_TRUE(OpenFile("log-1")->WriteAt(0, Bytes("one")).ok());
+  mirror_->Start();
+  ASSERT_TRUE(failpoints_.AwaitHit("mirror.copy.after_piece", absl::Seconds(30)).ok());
+  links_->Hold(true);
+  ASSERT_TRUE(failpoints_.Release("mirror.copy.after_piece").ok());
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (mirror_->status().Text().find("behind: peer b has acknowledged nothing") != 0) {
+    ASSERT_LT(absl::Now(), deadline) << mirror_->status().Text();
+    std::this_thread::yield();
+  }
+  links_->Hold(false);
+  AwaitState(MirrorState::kInStep);
+  EXPECT_EQ(There(), Here());
+}
+
 TEST_F(JobMirrorTest, WhatIsOnTheWayIsBounded) {
   Make(false);
   mirror_->Start();

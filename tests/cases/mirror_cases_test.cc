@@ -304,9 +304,14 @@ class DegradingMirrorCases : public MirrorCases {
 };
 
 TEST_F(DegradingMirrorCases, TheJobGoesOnWithoutTheMirrorsDaemon) {
-  Processes ranks = Train();
+  std::vector<std::string> flags = RankFlags();
+  flags.push_back("--heartbeat=60");
+  Processes ranks = StartRanks(&cluster_, {kA, kA, kA}, flags);
   ranks[0]->AwaitLine("step 3");
+  ranks[0]->Signal(SIGSTOP);  // steps do not wait for the first copy here
+  AwaitMirror("in step");
   cluster_.Kill(kB);
+  ranks[0]->Signal(SIGCONT);
   EXPECT_EQ(FinishRanks(&ranks), Undisturbed()) << Logs();
   AwaitMirror("behind: peer b");
   v1::JobStatus job = cluster_[kA].Job("toy");
