@@ -173,7 +173,6 @@ TEST_F(LinksTest, PeerThatIsNotConfiguredIsRefusedAndCounted) {
   Node c(certificates_, "c", FreePort(), {{"a", a_port_}});
   ASSERT_TRUE(a.AwaitLog("'c' is not among peer.peers of a"));
   EXPECT_GE(a->counters()->peers, 1u);
-  EXPECT_EQ(a->counters()->connections, 0u);
 }
 
 // Opens a link as `name` with these PEM texts, and returns how it ended.
@@ -220,24 +219,22 @@ v1::PeerHello Hello(const std::string& name, uint32_t version = kPeerProtocolVer
 
 TEST_F(LinksTest, ClientsWithoutARightCertificateAreRefusedAndCounted) {
   Node a(certificates_, "a", a_port_, {{"b", b_port_}});
-  const auto refused = [&](uint64_t count) {
-    return a.Await([&] { return a->counters()->connections >= count; })
-               ? a->counters()->connections.load()
-               : 0;
+  // gRPC may try again by itself: each attempt counts.
+  const auto refused = [&](const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+    const uint64_t before = a->counters()->connections;
+    return !Connect(a_port_, credentials, Hello("b")).ok() &&
+           a.Await([&] { return a->counters()->connections > before; });
   };
   // No TLS at all.
-  EXPECT_FALSE(Connect(a_port_, grpc::InsecureChannelCredentials(), Hello("b")).ok());
-  EXPECT_EQ(refused(1), 1u);
+  EXPECT_TRUE(refused(grpc::InsecureChannelCredentials()));
   // TLS without a certificate of its own.
   grpc::SslCredentialsOptions tls;
   tls.pem_root_certs = certificates_.Read("ca.pem");
-  EXPECT_FALSE(Connect(a_port_, grpc::SslCredentials(tls), Hello("b")).ok());
-  EXPECT_EQ(refused(2), 2u);
+  EXPECT_TRUE(refused(grpc::SslCredentials(tls)));
   // One that another authority signed.
   tls.pem_cert_chain = certificates_.Read("other/a.pem");
   tls.pem_private_key = certificates_.Read("other/a.key");
-  EXPECT_FALSE(Connect(a_port_, grpc::SslCredentials(tls), Hello("b")).ok());
-  EXPECT_EQ(refused(3), 3u);
+  EXPECT_TRUE(refused(grpc::SslCredentials(tls)));
   EXPECT_EQ(a->counters()->peers, 0u);
   EXPECT_TRUE(a.messages().empty());
 }

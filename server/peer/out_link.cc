@@ -7,8 +7,9 @@
 
 namespace shardd::peer {
 
-// Deletes itself when gRPC is done with it. StartWrite is called under the link's mutex, and not
-// any more once a read has failed; until then the read that is always open keeps the call alive.
+// The link deletes it when gRPC is done with it; until then it may be cancelled. StartWrite is
+// called under the link's mutex, and not any more once a read has failed; until then the read that
+// is always open keeps the call alive.
 class OutLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit Stream(OutLink* link) : link_(link) {
@@ -39,9 +40,7 @@ class OutLink::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, g
   }
   void OnWriteDone(bool ok) override { link_->OnWriteDone(ok); }
   void OnDone(const grpc::Status& status) override {
-    OutLink* link = link_;
-    delete this;
-    link->OnDone(status);
+    link_->OnDone(grpc::Status(status));  // which deletes this
   }
 
  private:
@@ -164,7 +163,7 @@ void OutLink::OnReadEnd() {
 
 void OutLink::OnDone(const grpc::Status& status) {
   std::lock_guard lock(mutex_);
-  stream_ = nullptr;
+  delete std::exchange(stream_, nullptr);
   writing_ = false;
   const std::string error = status.error_message();
   if (!stop_ && (welcomed_ || error != last_error_)) {
