@@ -257,7 +257,8 @@ TEST(PeerReshard, AllMovesToTheOtherDaemonAndItsMemoryIsFreed) {
   ranks = StartRanks(&cluster, {0, 0});
   EXPECT_EQ(FinishRanks(&ranks), Undisturbed());
   EXPECT_EQ(cluster[0].Job("toy").own_chunks(), 4u);
-  EXPECT_EQ(cluster[1].Job("toy").own_chunks(), 0u);
+  // Which hears of it when it comes to that: no rank of this group is with it.
+  while (cluster[1].Job("toy").own_chunks() > 0) ASSERT_TRUE(cluster[1].Alive());
   EXPECT_LT(cluster[1].Info().planned_bytes(), before);
 }
 
