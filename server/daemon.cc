@@ -149,6 +149,10 @@ class DaemonImpl final : public Daemon {
     environment.on_session_end = [this](const std::shared_ptr<step::Session>& session) {
       sessions_->Remove(*session);
     };
+    environment.on_save = [this](const std::string& job, std::shared_ptr<step::SpanSave> save,
+                                 const v1::PeerMessage::Save& arm) {
+      checkpoints_->SavePart(job, std::move(save), arm);
+    };
     OpenSpill();
     descriptors_ = std::make_unique<store::DescriptorStore>(std::move(options_.descriptors));
     jobs_ = std::make_unique<control::JobRegistry>(environment, directory_.get(),

@@ -21,32 +21,30 @@ constexpr size_t kFrozenBlockBytes = size_t{1} << 20;
 // Of files that are written at the same time: one of each kind.
 size_t MaxOpenFiles(const v1::JobConfig& config) { return ArrayKinds(config).size(); }
 
-class Save {
+class PartWriter final : public CheckpointWriter {
  public:
-  Save(const WriteOptions& options, step::StateCopy* copy, Operation* operation, SavePlan plan)
+  // `snapshot` has the part's chunks alone.
+  PartWriter(const WriteOptions& options, step::StateCopy* copy, step::StateSnapshot snapshot,
+             uint32_t member, Operation* operation, SavePlan plan)
       : options_(options),
         copy_(copy),
-        snapshot_(copy->snapshot()),
+        snapshot_(std::move(snapshot)),
         operation_(operation),
         plan_(std::move(plan)),
         throttle_(options.rate_bytes_per_second, operation),
-        directory_{snapshot_.decision.header.step, options.member, options.members},
+        directory_{snapshot_.decision.header.step, member, snapshot_.members},
         temporary_(env::JoinPath(options.job_directory, TemporaryName(directory_))),
         final_(env::JoinPath(options.job_directory, DirectoryName(directory_))),
         appended_(plan_.files().size()) {}
 
-  absl::StatusOr<std::string> Run() {
-    absl::Status status = WriteAll();
-    if (status.ok()) status = Publish();
-    if (status.ok()) return final_;
+  ~PartWriter() override {
+    if (published_) return;
     writer_.reset();
     // Whatever it cannot remove, the next save does.
     env::RemoveTree(options_.files, temporary_).IgnoreError();
-    return status;
   }
 
- private:
-  absl::Status WriteAll() {
+  absl::Status Write() override {
     absl::Status status = CheckSpace(options_.files, options_.job_directory, plan_.bytes());
     if (!status.ok()) return status;
     status = env::RemoveTree(options_.files, temporary_);
@@ -60,6 +58,13 @@ class Save {
     return status;
   }
 
+  absl::StatusOr<std::string> Publish() override {
+    if (absl::Status status = GiveName(); !status.ok()) return status;
+    published_ = true;
+    return final_;
+  }
+
+ private:
   absl::Status CreateFiles() {
     // One of each kind at a time: tensors lie in a kind's files in the order of the chunks.
     writer_.emplace(MaxOpenFiles(snapshot_.config));
@@ -130,7 +135,7 @@ class Save {
   }
 
   absl::Status WriteFrozen() {
-    if (options_.member != 1 || snapshot_.parameters.frozen().empty()) return absl::OkStatus();
+    if (directory_.member != 1 || snapshot_.parameters.frozen().empty()) return absl::OkStatus();
     std::vector<std::byte> block(kFrozenBlockBytes);
     for (uint32_t f = 0; f < static_cast<uint32_t>(snapshot_.parameters.frozen_size()); ++f) {
       const SavePlan::Place place = plan_.frozen_place(f);
@@ -182,8 +187,8 @@ class Save {
     m.applied = decision.applied;
     m.generation = snapshot_.generation;
     m.timeline = snapshot_.timeline;
-    m.member = options_.member;
-    m.members = options_.members;
+    m.member = directory_.member;
+    m.members = directory_.members;
     m.states = ArrayKinds(snapshot_.config);
     m.states.erase(m.states.begin());
     m.config = snapshot_.config;
@@ -202,9 +207,7 @@ class Save {
   }
 
   // From here on the new one is complete; until the rename the old one is.
-  absl::Status Publish() {
-    options_.failpoints->Reach("checkpoint.before_rename");
-    if (operation_->cancelled()) return operation_->CancelledStatus();
+  absl::Status GiveName() {
     const std::string old = absl::StrCat(temporary_, ".old.new");
     absl::Status status = absl::OkStatus();
     const bool replaces = options_.files->Stat(final_).ok();
@@ -224,7 +227,7 @@ class Save {
 
   const WriteOptions& options_;
   step::StateCopy* const copy_;
-  const step::StateSnapshot& snapshot_;
+  const step::StateSnapshot snapshot_;
   Operation* const operation_;
   SavePlan plan_;
   Throttle throttle_;
@@ -232,23 +235,27 @@ class Save {
   const std::string temporary_, final_;
   std::optional<StagedWriter> writer_;
   std::vector<uint64_t> appended_;  // [files], bytes
+  bool published_ = false;
 };
 
 }  // namespace
 
-absl::StatusOr<std::string> WriteCheckpoint(const WriteOptions& options, step::StateCopy* copy,
-                                            Operation* operation) {
-  absl::StatusOr<SavePlan> plan =
-      SavePlan::Create(copy->snapshot(), options.member, options.file_bytes_max);
+absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
+    const WriteOptions& options, step::StateCopy* copy, const step::StateSnapshot::Part& part,
+    Operation* operation) {
+  step::StateSnapshot snapshot = copy->snapshot();
+  snapshot.chunks = part.chunks;
+  absl::StatusOr<SavePlan> plan = SavePlan::Create(snapshot, part.member, options.file_bytes_max);
   if (!plan.ok()) return plan.status();
   operation->Update([&](v1::CheckpointProgress* p) {
     uint64_t data = 0;
     for (const FileEntry& file : plan->files()) data += file.bytes - file.header_bytes;
     p->set_stage("writing");
-    p->set_step(copy->snapshot().decision.header.step);
-    p->set_total_bytes(data);
+    p->set_step(snapshot.decision.header.step);
+    p->set_total_bytes(p->total_bytes() + data);
   });
-  return Save(options, copy, operation, *std::move(plan)).Run();
+  return std::make_unique<PartWriter>(options, copy, std::move(snapshot), part.member, operation,
+                                      *std::move(plan));
 }
 
 uint64_t StagingBytes(const v1::JobConfig& config) {
@@ -321,6 +328,7 @@ absl::Status RemoveOldSteps(env::FileSystem* files, const std::string& job_direc
     const std::string aside = env::JoinPath(job_directory, TemporaryName(directory));
     absl::Status status =
         files->Rename(env::JoinPath(job_directory, DirectoryName(directory)), aside);
+    if (absl::IsNotFound(status)) continue;  // another daemon of the job was first
     if (status.ok()) status = files->SyncDirectory(job_directory);
     if (status.ok()) status = env::RemoveTree(files, aside);
     if (!status.ok()) return status;

@@ -23,22 +23,31 @@ struct WriteOptions {
   env::Failpoints* failpoints = nullptr;
   std::string job_directory;  // exists
   std::string writer;         // version, for the manifest
-  uint32_t member = 1;
-  uint32_t members = 1;
   uint64_t file_bytes_max = 0;
   uint64_t rate_bytes_per_second = 0;
   // The bytes of frozen parameter `index`, [begin, begin + out.size()).
   std::function<absl::Status(size_t index, uint64_t begin, std::span<std::byte> out)> read_frozen;
 };
 
-// Takes every chunk of `copy`, in ascending order. Returns the path of the directory, which is
-// complete and durable then. On any error the temporary directory is removed and a checkpoint of
-// the same step that was there before is untouched. ResourceExhausted: the file system lacks the
-// space; found before anything is written where it can be.
-absl::StatusOr<std::string> WriteCheckpoint(const WriteOptions& options, step::StateCopy* copy,
-                                            Operation* operation);
+// Writes one part of a copy as a directory. Until Publish succeeds, a checkpoint of the same step
+// that was there before is untouched.
+class CheckpointWriter {
+ public:
+  // All outlive the writer.
+  static absl::StatusOr<std::unique_ptr<CheckpointWriter>> Create(
+      const WriteOptions& options, step::StateCopy* copy, const step::StateSnapshot::Part& part,
+      Operation* operation);
+  // Removes the temporary directory, if that is what there is.
+  virtual ~CheckpointWriter() = default;
+  // Takes every chunk of the part, in ascending order. Then all is durable but the directory's
+  // name. ResourceExhausted: the file system lacks the space; found before anything is written
+  // where it can be.
+  virtual absl::Status Write() = 0;
+  // Gives it its name, durably. Returns its path.
+  virtual absl::StatusOr<std::string> Publish() = 0;
+};
 
-// Memory that WriteCheckpoint takes for what it has not written yet. Bytes.
+// Memory that Write takes for what it has not written yet. Bytes.
 uint64_t StagingBytes(const v1::JobConfig& config);
 
 // Bytes that a checkpoint of this job takes, about.

@@ -138,7 +138,7 @@ absl::Status Manager::RunExport(Caller caller, const v1::ExportWeightsRequest& r
   if (!claim.ok()) return claim.status();
   const v1::DType dtype = request.dtype() == 0 ? v1::fp32 : request.dtype();
   if (absl::Status s = PrepareDirectory(*job); !s.ok()) return s;
-  absl::StatusOr<Copy> copy = TakeCopy(job, 0, true, false, operation);
+  absl::StatusOr<Copy> copy = TakeCopy(job, 0, true, false, nullptr, operation);
   if (!copy.ok()) return copy.status();
   const step::StateSnapshot& snapshot = copy->copy->snapshot();
   const uint64_t step = snapshot.decision.header.step;

@@ -19,6 +19,7 @@
 #include "proto/checkpoint/reader.h"
 #include "proto/control.pb.h"
 #include "proto/daemon_config.pb.h"
+#include "server/checkpoint/checkpoint_writer.h"
 #include "server/checkpoint/imports.h"
 #include "server/checkpoint/operation.h"
 #include "server/control/job_registry.h"
@@ -68,6 +69,9 @@ class Manager {
                                      Report report, Done done);
   std::shared_ptr<Operation> Export(Caller caller, v1::ExportWeightsRequest request, Report report,
                                     Done done);
+  // The part that lies with this daemon of a job that another one saves.
+  void SavePart(const std::string& job, std::shared_ptr<step::SpanSave> save,
+                const v1::PeerMessage::Save& arm);
   // These three block.
   absl::StatusOr<v1::CancelCheckpointReply> Cancel(Caller caller,
                                                    const v1::CancelCheckpointRequest& request);
@@ -100,6 +104,7 @@ class Manager {
   // `patient`: the copy begins when its memory is all there, so that updates wait least.
   absl::StatusOr<Copy> TakeCopy(const std::shared_ptr<step::Job>& job, uint64_t at_step,
                                 bool masters_only, bool patient,
+                                std::shared_ptr<step::SpanSave> save,
                                 const std::shared_ptr<Operation>& operation);
   absl::Status PrepareDirectory(const step::Job& job);
 
@@ -108,6 +113,20 @@ class Manager {
   absl::Status SaveJob(const std::shared_ptr<step::Job>& job,
                        const v1::SaveCheckpointRequest& request,
                        const std::shared_ptr<Operation>& operation, const Done& early);
+  absl::Status SaveParts(const std::shared_ptr<step::Job>& job,
+                         const v1::SaveCheckpointRequest& request,
+                         const std::shared_ptr<step::SpanSave>& save,
+                         const std::shared_ptr<Operation>& operation, const Done& early);
+  absl::Status RunSavePart(const std::string& job, const std::shared_ptr<step::SpanSave>& save,
+                           const v1::PeerMessage::Save& arm,
+                           const std::shared_ptr<Operation>& operation);
+  absl::Status SavePartOf(const std::shared_ptr<step::Job>& job,
+                          const std::shared_ptr<step::SpanSave>& save,
+                          const v1::PeerMessage::Save& arm,
+                          const std::shared_ptr<Operation>& operation);
+  WriteOptions WriteOptionsOf(const step::Job& job, uint64_t rate_bytes_per_second) const;
+  void ReportSave(step::Job* job, const absl::Status& status, const Operation& operation);
+  Report AlsoToStatus(const std::shared_ptr<step::Job>& job, Report report) const;
   absl::Status RunVerify(Caller caller, const v1::VerifyCheckpointRequest& request,
                          Operation* operation);
   absl::Status RunRestore(Caller caller, const v1::RestoreCheckpointRequest& request,

@@ -20,6 +20,7 @@ namespace {
 
 constexpr uint64_t kCommandKey = ~uint64_t{0};
 constexpr absl::Duration kLookAtStall = absl::Milliseconds(200);
+constexpr absl::Duration kLookAtSave = absl::Seconds(1);
 
 std::vector<uint64_t> FrozenSizes(const store::JobSegments& segments) {
   std::vector<uint64_t> sizes;
@@ -174,6 +175,7 @@ void Job::Stop() {
   if (durability_ != nullptr) durability_->Stop();
   DropCopy();
   due_copy_.reset();
+  EndSpanSave(absl::UnavailableError("the daemon is going down; ask its successor"));
   // A deleted job says so to whoever still asks.
   for (const auto& command : left) {
     if (deleted_ && !begins_anew_) command();
@@ -311,6 +313,7 @@ absl::Time Job::NextClock() const {
     for (const auto& [nonce, open] : span_->opens) next = std::min(next, open.deadline);
     for (const auto& [request, read] : span_->reads) next = std::min(next, read.deadline);
     for (const auto& [nonce, close] : span_->closes) next = std::min(next, close.first);
+    if (span_->save != nullptr) next = std::min(next, env_.now() + kLookAtSave);
   }
   for (const auto& member : members_) {
     if (member->join) next = std::min(next, member->join_deadline);
@@ -330,6 +333,7 @@ void Job::CheckClocks() {
   if (span_ != nullptr) {
     ExpireOpens(now);
     ExpireReads(now);
+    CheckSpanSave(now);
     AskAgain();
     if (AwaitsJournal()) TellStall();
   }
@@ -463,6 +467,7 @@ void Job::PrepareDelete(bool force, Callback<v1::DeleteJobReply> done) {
       return;
     }
     deleted_ = true;
+    EndSpanSave(absl::NotFoundError(absl::StrCat("job '", name(), "' was deleted")));
     if (coordinates()) {
       v1::PeerMessage message;
       message.mutable_delete_()->set_begins_anew(begins_anew_);

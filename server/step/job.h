@@ -34,6 +34,7 @@
 #include "server/step/durability.h"
 #include "server/step/member.h"
 #include "server/step/span.h"
+#include "server/step/span_save.h"
 #include "server/step/state_copy.h"
 #include "server/step/updater.h"
 #include "server/step/upload.h"
@@ -64,6 +65,10 @@ struct JobEnvironment {
   std::function<void(const std::string& job)> on_abandoned;
   // It is to be deleted whoever uses it: the coordinator says so.
   std::function<void(const std::string& job)> on_deleted;
+  // This daemon's part of it is to be saved, with what the ARM order says.
+  std::function<void(const std::string& job, std::shared_ptr<SpanSave> save,
+                     const v1::PeerMessage::Save& arm)>
+      on_save;
 };
 
 // A ring that was attached, and what its owner is given for it.
@@ -150,11 +155,21 @@ class Job : public std::enable_shared_from_this<Job> {
 
   // Begins a copy of the state between two steps: now (at_step 0), or as soon as that step is
   // committed. AlreadyExists: another one is not ended. The owner of the copy ends it.
-  void BeginCopy(StateCopy::Options options, uint64_t at_step,
+  // With `save`: of this daemon's chunks, at the step of which all daemons take their copy, which
+  // the coordinator chooses.
+  void BeginCopy(StateCopy::Options options, uint64_t at_step, std::shared_ptr<SpanSave> save,
                  Callback<std::shared_ptr<StateCopy>> done);
   void EndCopy(std::shared_ptr<StateCopy> copy);
   // A copy that waits for its step is begun no more: its callback is told Cancelled.
   void CancelDueCopy();
+  // At the coordinator of a job whose chunks lie with several daemons and whose ranks are attached:
+  // has the others make ready for a copy. Null: the job is not such a one, or its chunks can come
+  // here. The caller orders FINISH or CANCEL at the end.
+  void BeginSpanSave(uint64_t rate_bytes_per_second, uint32_t keep,
+                     Callback<std::shared_ptr<SpanSave>> done);
+  void OrderSave(std::shared_ptr<SpanSave> save, SpanSave::Phase phase);
+  // Elsewhere: that an order was carried out, or why not.
+  void AnswerSave(std::shared_ptr<SpanSave> save, SpanSave::Phase phase, absl::Status status);
   // Any thread, at once.
   void ReportCheckpoint(CheckpointReport report);
   CheckpointReport LastCheckpoint() const;
@@ -256,9 +271,11 @@ class Job : public std::enable_shared_from_this<Job> {
 
   // job_checkpoint.cc: copies of the state.
   void DoBeginCopy(const StateCopy::Options& options, uint64_t at_step,
+                   const std::shared_ptr<SpanSave>& save,
                    const Callback<std::shared_ptr<StateCopy>>& done);
   void StartDueCopy();
   bool LiesElsewhere() const;
+  absl::Status CanCopy() const;
   absl::Status CanGather() const;
   void Gather();
   StateSnapshot Snapshot() const;
@@ -394,6 +411,18 @@ class Job : public std::enable_shared_from_this<Job> {
   void PublishSpan(v1::JobStatus* status) const;
   std::string ExplainSpan(uint64_t step) const;
 
+  // job_span_save.cc: checkpoints of all parts.
+  void DoBeginSpanSave(v1::PeerMessage::Save arm, const Callback<std::shared_ptr<SpanSave>>& done);
+  absl::Status OthersReached() const;
+  void TellSave(const SpanSave& save, v1::PeerMessage::Save order);
+  void TellSaveAnswer(uint64_t save, SpanSave::Phase phase, const absl::Status& status);
+  void OnSave(const v1::PeerMessage& header);
+  void OnSaveAnswer(const std::string& from, const v1::PeerMessage::SaveAnswer& answer);
+  void EndSpanSave(const absl::Status& why);
+  void EndSpanSaveWith(const std::string& daemon, const std::string& why);
+  void CheckSpanSave(absl::Time now);
+  void StartPart();
+
   const JobEnvironment env_;
   const contract::Layout layout_;
   const v1::JobConfig config_;  // as created
@@ -448,6 +477,7 @@ class Job : public std::enable_shared_from_this<Job> {
   struct DueCopy {
     StateCopy::Options options;
     uint64_t step = 0;
+    std::shared_ptr<SpanSave> save;  // of which it is a part; null: of none
     Callback<std::shared_ptr<StateCopy>> done;
   };
   std::optional<DueCopy> due_copy_;

@@ -1,5 +1,6 @@
 // Copies of the state for checkpoints, and what the status says of them.
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/env/fault_guard.h"
@@ -7,32 +8,52 @@
 
 namespace shardd::step {
 
-void Job::BeginCopy(StateCopy::Options options, uint64_t at_step,
+void Job::BeginCopy(StateCopy::Options options, uint64_t at_step, std::shared_ptr<SpanSave> save,
                     Callback<std::shared_ptr<StateCopy>> done) {
-  Post([this, options, at_step, done] { DoBeginCopy(options, at_step, done); });
+  Post([this, options, at_step, save, done] { DoBeginCopy(options, at_step, save, done); });
+}
+
+absl::Status Job::CanCopy() const {
+  const std::string what = absl::StrCat("job '", name(), "'");
+  if (deleted_) return absl::NotFoundError(absl::StrCat(what, " was deleted"));
+  if (copy_ != nullptr || due_copy_.has_value()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(what, " is being saved or exported; wait for that, or cancel it"));
+  }
+  if (!upload_.complete()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " has not all of its weights yet: parameter '", upload_.FirstMissing(),
+                     "' was not uploaded; save it when its trainers have started"));
+  }
+  return absl::OkStatus();
 }
 
 void Job::DoBeginCopy(const StateCopy::Options& options, uint64_t at_step,
+                      const std::shared_ptr<SpanSave>& save,
                       const Callback<std::shared_ptr<StateCopy>>& done) {
   const std::string what = absl::StrCat("job '", name(), "'");
   const uint64_t committed = decider_.committed_step();
-  if (deleted_) return done(absl::NotFoundError(absl::StrCat(what, " was deleted")));
-  if (copy_ != nullptr || due_copy_.has_value()) {
-    return done(absl::AlreadyExistsError(
-        absl::StrCat(what, " is being saved or exported; wait for that, or cancel it")));
+  if (absl::Status status = CanCopy(); !status.ok()) return done(status);
+  if (save != nullptr) {
+    if (absl::Status status = save->ended(); !status.ok()) return done(status);
+  } else if (absl::Status status = CanGather(); !status.ok()) {
+    return done(status);
   }
-  if (!upload_.complete()) {
-    return done(absl::FailedPreconditionError(
-        absl::StrCat(what, " has not all of its weights yet: parameter '", upload_.FirstMissing(),
-                     "' was not uploaded; save it when its trainers have started")));
-  }
-  if (absl::Status status = CanGather(); !status.ok()) return done(status);
   if (at_step != 0 && at_step < committed) {
     return done(absl::FailedPreconditionError(absl::StrCat(
         what, " is at step ", committed, ", past step ", at_step, "; name one that is to come")));
   }
-  due_copy_ = DueCopy{options, at_step == 0 ? committed : at_step, done};
-  if (LiesElsewhere()) return Gather();
+  due_copy_ = DueCopy{options, at_step == 0 ? committed : at_step, save, done};
+  if (save != nullptr && follows()) {
+    due_copy_->step = std::numeric_limits<uint64_t>::max();  // until it is ordered
+    return TellSaveAnswer(save->id(), v1::PeerMessage::Save::ARM, absl::OkStatus());
+  }
+  if (save != nullptr) {
+    env_.log(absl::StrCat("job ", name(), ": step ", due_copy_->step, " is to be saved by its ",
+                          save->others().size() + 1, " daemons"));
+  } else if (LiesElsewhere()) {
+    return Gather();
+  }
   StartDueCopy();
 }
 
@@ -55,23 +76,28 @@ absl::Status Job::CanGather() const {
   if (ranks) {
     return absl::FailedPreconditionError(
         absl::StrCat(what,
-                     ", and its ranks are attached; save it when they have closed: then its "
-                     "chunks come here, or bring all ranks to one daemon"));
+                     ", and its ranks are attached; export it when they have closed: then its "
+                     "chunks come here; or save it and export the checkpoint"));
   }
+  return OthersReached();
+}
+
+absl::Status Job::OthersReached() const {
   for (const std::string& daemon : Participants()) {
     const auto peer = span_->peers.find(daemon);
     if (peer != span_->peers.end() && peer->second.synced && span_->links->State(daemon).connected)
       continue;
-    return absl::UnavailableError(
-        absl::StrCat(what, ", and daemon ", daemon, " is not reached", Silence(daemon)));
+    return absl::UnavailableError(absl::StrCat(
+        "job '", name(), "': not all of its ", layout_.num_chunks(), " chunks lie with daemon ",
+        span_->self, ", and daemon ", daemon, " is not reached", Silence(daemon)));
   }
   return absl::OkStatus();
 }
 
 // All chunks come here; the copy begins when they have. They move on when a group forms elsewhere.
 void Job::Gather() {
-  if (!due_copy_.has_value() || !coordinates() || !LiesElsewhere() || span_->resharding ||
-      !CanGather().ok()) {
+  if (!due_copy_.has_value() || due_copy_->save != nullptr || !coordinates() || !LiesElsewhere() ||
+      span_->resharding || !CanGather().ok()) {
     return;  // tried again when a daemon comes anew
   }
   StartReshard(Placement::ForRanks(layout_, {span_->self}));
@@ -82,6 +108,7 @@ void Job::StartDueCopy() {
   if (!due_copy_.has_value() || commit_.pending() || decider_.committed_step() < due_copy_->step) {
     return;
   }
+  if (due_copy_->save != nullptr) return StartPart();
   if (LiesElsewhere() && span_->resharding) return;
   const DueCopy due = *std::exchange(due_copy_, std::nullopt);
   if (LiesElsewhere()) {
@@ -104,7 +131,19 @@ v1::OpenRequest Job::parameters() const {
 StateSnapshot Job::Snapshot() const {
   const contract::JobHeader* header = segments_->header();
   StateSnapshot snapshot(layout_);
-  snapshot.chunks = {0, layout_.num_chunks()};
+  if (LiesElsewhere()) {
+    const std::vector<OwnedChunks>& owned = span_->placement.ranges();
+    snapshot.members = static_cast<uint32_t>(owned.size());
+    for (uint32_t i = 0; i < owned.size(); ++i) {
+      if (owned[i].daemon == span_->self) snapshot.parts.push_back({owned[i].chunks, i + 1});
+    }
+    if (!snapshot.parts.empty()) {
+      snapshot.chunks = {snapshot.parts.front().chunks.begin, snapshot.parts.back().chunks.end};
+    }
+  } else {
+    snapshot.chunks = {0, layout_.num_chunks()};
+    snapshot.parts = {{snapshot.chunks, 1}};
+  }
   snapshot.job_id = job_id_;
   snapshot.uid = uid_;
   snapshot.timeline = segments_->timeline();

@@ -23,6 +23,7 @@ bool IsOrder(PeerMessage::WhatCase what) {
     case PeerMessage::kOwners:
     case PeerMessage::kDelete:
     case PeerMessage::kHandover:
+    case PeerMessage::kSave:
       return true;
     default:
       return false;
@@ -32,7 +33,8 @@ bool IsOrder(PeerMessage::WhatCase what) {
 // What can be judged only by somebody who knows the sender's placement.
 bool NeedsPlacement(PeerMessage::WhatCase what) {
   return what == PeerMessage::kInit || what == PeerMessage::kWeights ||
-         what == PeerMessage::kReadState || what == PeerMessage::kPartial;
+         what == PeerMessage::kReadState || what == PeerMessage::kPartial ||
+         what == PeerMessage::kSave;
 }
 constexpr size_t kMaxAhead = 4096;
 
@@ -76,6 +78,7 @@ void Job::OnPeerProcess(const std::string& peer) {
   Post([this, peer] {
     if (span_ == nullptr || deleted_) return;
     span_->peers[peer].synced = false;
+    EndSpanSaveWith(peer, "has ended meanwhile");
     if (Participants().contains(peer)) TellState(peer, false);
   });
 }
@@ -230,6 +233,10 @@ void Job::Dispatch(const std::string& from, peer::Message message) {
     case PeerMessage::kFailed:
       if (!failed_) FailJob(header.failed().reason());
       return;
+    case PeerMessage::kSave:
+      return OnSave(header);
+    case PeerMessage::kSaveAnswer:
+      return OnSaveAnswer(from, header.save_answer());
     default:
       return RefuseMessage(from, "it is of an unknown kind");
   }
@@ -264,6 +271,7 @@ void Job::OnState(const std::string& from, const PeerMessage& header) {
     was_synced = false;
     span_->epoch = header.epoch();
     span_->coordinator = state.coordinator();
+    EndSpanSave(absl::UnavailableError("another daemon coordinates the job now"));
     StorePeers().IgnoreError();  // it is told again by whoever knows
     env_.log(absl::StrCat("job ", name(), ": the coordinator is ", span_->coordinator));
     if (span_->handed_over) std::exchange(span_->handed_over, nullptr)(absl::OkStatus());
@@ -420,6 +428,7 @@ void Job::OnHandover(const std::string& from, const PeerMessage& header) {
     return RefuseMessage(from, "a hand-over at another decision");
   }
   env_.failpoints->Reach("peer.handover.before_accept");
+  EndSpanSave(absl::UnavailableError("another daemon coordinates the job now"));
   const std::string before = std::exchange(span_->coordinator, span_->self);
   ++span_->epoch;
   if (absl::Status status = StorePeers(); !status.ok()) {

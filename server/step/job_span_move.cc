@@ -187,7 +187,7 @@ void Job::AbandonReshard(const absl::Status& why) {
   env_.log(absl::StrCat("job ", name(), ": chunks cannot move: ", why.message()));
   span_->resharding = false;
   span_->storing.clear();
-  if (due_copy_.has_value() && LiesElsewhere()) {
+  if (due_copy_.has_value() && due_copy_->save == nullptr && LiesElsewhere()) {
     std::exchange(due_copy_, std::nullopt)->done(why);
   }
   for (const auto& member : members_) {

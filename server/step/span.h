@@ -20,6 +20,7 @@
 #include "server/peer/links.h"
 #include "server/step/placement.h"
 #include "server/step/session.h"
+#include "server/step/span_save.h"
 
 namespace shardd::step {
 
@@ -111,6 +112,8 @@ struct Span {
   // Reads of others for a step that is not reached here.
   std::vector<peer::Message> parked;
   std::vector<std::string> parked_from;
+
+  std::shared_ptr<SpanSave> save;  // a checkpoint of all parts that is being made
 
   bool delete_ordered = false;  // by the coordinator
 

@@ -69,6 +69,12 @@ StateCopy::StateCopy(StateSnapshot snapshot, const Options& options,
       slots_(static_cast<uint32_t>(pool_->bytes() / slot_bytes_)),
       places_(snapshot_.chunks.size()),
       hurried_(!options.lazy) {
+  // What lies between the parts is not here, and never copied.
+  uint64_t next = snapshot_.chunks.begin;
+  for (const StateSnapshot::Part& part : snapshot_.parts) {
+    for (; next < part.chunks.begin; ++next) place(next).where = Where::kTaken;
+    next = part.chunks.end;
+  }
   copier_ = std::thread([this] { CopyAll(); });
 }
 

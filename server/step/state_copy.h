@@ -42,10 +42,17 @@ struct StateSnapshot {
   uint64_t timeline = 0;
   uint64_t generation = 0;
   int64_t unix_nanos = 0;
-  v1::JobConfig config;                         // as created
-  v1::OpenRequest parameters;                   // `parameters` and `frozen` only
-  contract::Layout layout;                      // of them
-  contract::Range chunks;                       // that this daemon holds
+  v1::JobConfig config;        // as created
+  v1::OpenRequest parameters;  // `parameters` and `frozen` only
+  contract::Layout layout;     // of them
+  contract::Range chunks;      // all parts, and what lies between them
+  // What this daemon holds; a directory each. Each is a member of the checkpoint's set.
+  struct Part {
+    contract::Range chunks;
+    uint32_t member = 1;
+  };
+  std::vector<Part> parts;                      // ascending
+  uint32_t members = 1;                         // of all daemons
   int moments = 0;                              // state arrays besides the master
   store::Decision decision;                     // sequence 0: none yet
   std::vector<contract::ParameterEntry> table;  // of the decision
@@ -93,7 +100,7 @@ class StateCopy {
   // Bytes of one chunk in the pool.
   static uint64_t SlotBytes(const contract::Layout& layout, int moments, bool masters_only);
 
-  // Between two steps: every chunk of `snapshot.chunks` carries the snapshot's step.
+  // Between two steps: every chunk of `snapshot.parts` carries the snapshot's step.
   // `segments` and `gate` are used until Detach returns.
   StateCopy(StateSnapshot snapshot, const Options& options, const store::JobSegments* segments,
             ChunkGate* gate);

@@ -63,6 +63,7 @@ class StateCopyTest : public testing::Test {
                                    bool lazy = false) {
     StateSnapshot snapshot(*layout_);
     snapshot.chunks = {0, kChunks};
+    snapshot.parts = {{snapshot.chunks, 1}};
     snapshot.moments = 2;
     StateCopy::Options options;
     options.pool = *CopyPool::Create(pool_chunks * StateCopy::SlotBytes(*layout_, 2, masters_only));
