@@ -86,6 +86,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Call(stub, method.path, bytes);
     return 0;
   }
+  // With a token it does what it says: nobody is let in any more.
+  if (method.input == shardd::v1::DrainRequest::descriptor()) return 0;
   shardd::test::RawSession raw(daemon.socket());
   // Half of them from a session that is in a job and trains.
   const bool joined = data[1] % 4 != 1;
