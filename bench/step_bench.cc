@@ -42,7 +42,7 @@ class KernelUpdate {
  public:
   KernelUpdate(uint64_t elements, kernels::DType grad, float moment2, Threads* threads)
       : chunks_(elements / kChunk),
-        record_(contract::ChunkRecordBytes(kChunk, 2)),
+        record_(contract::ChunkRecordBytes(kChunk, {.moments = 2})),
         grad_dtype_(grad),
         records_(chunks_ * record_),
         grads_(chunks_ * kChunk * kernels::DTypeSize(grad)),

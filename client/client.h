@@ -117,6 +117,9 @@ struct FrozenSpec {
 
 enum class WeightsMode { kShared, kPrivate };
 
+// How moments lie in the daemon's memory: docs/optimizers.md.
+enum class MomentFormat { kFloat32 = 1, kBFloat16 = 2 };
+
 // What a crash may cost: docs/durability.md.
 enum class Durability {
   kDefault,  // kNode where the daemon keeps journals, else kProcess
@@ -137,6 +140,11 @@ struct JobOptions {
   uint32_t slots = 1;
   DType grad_dtype = DType::kBFloat16;
   DType weight_dtype = DType::kBFloat16;
+  MomentFormat moments = MomentFormat::kFloat32;
+  bool split_master = false;                     // with bf16 weights: 2 bytes less, the same bits
+  bool stochastic_moments = false;               // rounding of bf16 moments
+  bool stochastic_weights = false;               // of bf16 weights of a master that is not split
+  uint64_t seed = 0;                             // of both
   Durability durability = Durability::kDefault;  // *
   int stage = 1;                                 // * 0..3
   WeightsMode weights = WeightsMode::kShared;    // *

@@ -117,6 +117,14 @@ v1::JobConfig ToProto(const JobOptions& options) {
   out.set_slots(options.slots);
   out.set_grad_dtype(static_cast<v1::DType>(options.grad_dtype));
   out.set_weight_dtype(static_cast<v1::DType>(options.weight_dtype));
+  // 0 for fp32, as it was before there was a choice.
+  if (options.moments != MomentFormat::kFloat32) {
+    out.set_moments(static_cast<v1::MomentFormat::Value>(options.moments));
+  }
+  out.set_split_master(options.split_master);
+  out.set_stochastic_moments(options.stochastic_moments);
+  out.set_stochastic_weights(options.stochastic_weights);
+  out.set_seed(options.seed);
   out.set_stage(static_cast<uint32_t>(options.stage));
   out.set_weights(options.weights == WeightsMode::kPrivate ? v1::private_ : v1::shared);
   out.set_max_norm(options.max_norm);
@@ -152,6 +160,11 @@ JobOptions FromProto(const v1::JobConfig& config) {
   out.slots = config.slots();
   out.grad_dtype = static_cast<DType>(config.grad_dtype());
   out.weight_dtype = static_cast<DType>(config.weight_dtype());
+  if (config.moments() != 0) out.moments = static_cast<MomentFormat>(config.moments());
+  out.split_master = config.split_master();
+  out.stochastic_moments = config.stochastic_moments();
+  out.stochastic_weights = config.stochastic_weights();
+  out.seed = config.seed();
   out.stage = static_cast<int>(config.stage());
   out.durability = static_cast<Durability>(config.durability());
   out.weights = config.weights() == v1::private_ ? WeightsMode::kPrivate : WeightsMode::kShared;

@@ -20,6 +20,11 @@ TEST(JobOptions, SurviveTheWayThroughProto) {
   options.schedule = {ScheduleKind::kWsd, 10, 100, 20, 0.5, 0.25};
   options.slots = 12;
   options.weight_dtype = DType::kFloat32;
+  options.moments = MomentFormat::kBFloat16;
+  options.split_master = true;
+  options.stochastic_moments = true;
+  options.stochastic_weights = true;
+  options.seed = 11;
   options.stage = 3;
   options.weights = WeightsMode::kPrivate;
   options.max_norm = 1.5;

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/float_bits.h"
+#include "kernels/rounding.h"
 #include "kernels/targets.h"
 
 #undef SHARDD_LANE_FUNCTION
@@ -22,6 +23,8 @@ namespace shardd::kernels::HWY_NAMESPACE {
 #include "kernels/simd_lane-inl.h"
 
 #include "kernels/cast-inl.h"
+#include "kernels/rounding-inl.h"
+#include "kernels/split_master-inl.h"
 
 void MasterToWeightElements(const float* master, size_t count, void* weight, DType dtype) {
   CastAny<SimdLane, WeightCast>(master, count, weight, dtype);
@@ -33,6 +36,19 @@ void Fp32ToGradElements(const float* in, size_t count, void* out, DType dtype) {
 
 void ToFp32Elements(const void* in, DType dtype, size_t count, float* out) {
   CastAny<SimdLane, WideningCast>(in, count, out, dtype);
+}
+
+void SplitMasterElements(const float* master, size_t count, uint16_t* weights, uint16_t* low) {
+  SplitLoop<SimdLane>(master, count, weights, low);
+}
+
+void StochasticElements(const float* in, size_t count, uint64_t block_key, uint32_t first,
+                        uint16_t* out) {
+  StochasticLoop<SimdLane>(in, count, block_key, first, out);
+}
+
+void JoinMasterElements(const uint16_t* weights, const uint16_t* low, size_t count, float* master) {
+  JoinLoop<SimdLane>(weights, low, count, master);
 }
 
 }  // namespace shardd::kernels::HWY_NAMESPACE

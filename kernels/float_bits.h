@@ -57,6 +57,15 @@ SHARDD_HOST_DEVICE uint16_t BFloat16TiesAway(float x) {
   return static_cast<uint16_t>((FloatToBits(x) + 0x8000u) >> 16);
 }
 
+// The low half that goes with BFloat16TiesAway, and both together again.
+SHARDD_HOST_DEVICE uint16_t LowWord(float x) {
+  return static_cast<uint16_t>(FloatToBits(x) & 0xFFFFu);
+}
+SHARDD_HOST_DEVICE float JoinWords(uint16_t weight, uint16_t low) {
+  const uint32_t carry = static_cast<uint32_t>(low) >> 15;
+  return BitsToFloat(((static_cast<uint32_t>(weight) - carry) << 16) | low);
+}
+
 // bf16 to nearest even; NaN becomes canonical.
 SHARDD_HOST_DEVICE uint16_t BFloat16TiesEven(float x) {
   const uint32_t bits = FloatToBits(x);

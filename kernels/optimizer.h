@@ -62,6 +62,8 @@ struct UpdateRun {
   UndoLog* undo = nullptr;          // null: not logged
   uint32_t undo_epoch = 0;          // low 32 bits of the `applied` this update leads to
   uint32_t position = 0;            // of element 0 of this run within its chunk
+  uint64_t element = 0;             // of element 0 in the flat space; for stochastic rounding
+  uint64_t steps = 0;               // of the parameter, this one included; for the same
   bool nontemporal_weights = true;  // caller issues StoreFence() before publishing
 };
 

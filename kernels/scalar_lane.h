@@ -12,6 +12,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/float_bits.h"
+#include "kernels/rounding.h"
 
 namespace shardd::kernels {
 
@@ -59,6 +60,19 @@ struct ScalarLane {
   static SHARDD_HOST_DEVICE V LoadRaw(const float* p) { return *p; }
   static SHARDD_HOST_DEVICE V Load(const float* p) { return Flush(*p); }
   static SHARDD_HOST_DEVICE void Store(V x, float* p) { *p = x; }
+  // A canonical master as its working weight and its low word, and back.
+  static SHARDD_HOST_DEVICE void StoreSplit(V x, uint16_t* weight, uint16_t* low) {
+    *weight = BFloat16TiesAway(x);
+    *low = LowWord(x);
+  }
+  static SHARDD_HOST_DEVICE V LoadSplit(const uint16_t* weight, const uint16_t* low) {
+    return JoinWords(*weight, *low);
+  }
+  // A canonical value, rounded stochastically as element `index` of a block (rounding.h).
+  static SHARDD_HOST_DEVICE void StoreStochastic(V x, uint64_t block_key, uint32_t index,
+                                                 uint16_t* p) {
+    *p = BFloat16Stochastic(x, RandomBits(block_key, index));
+  }
   // A hint for faster lanes.
   static SHARDD_HOST_DEVICE void PrefetchRead(const void*) {}
 

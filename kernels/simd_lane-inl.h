@@ -144,6 +144,29 @@ struct SimdLane {
     return hn::BitCast(LaneWords(), hn::DemoteTo(LaneHalves(), x));
   }
 
+  static HWY_INLINE void StoreSplit(V x, uint16_t* weight, uint16_t* low) {
+    hn::StoreU(BFloat16TiesAway(x), LaneWords(), weight);
+    const Bits bits = hn::And(hn::BitCast(LaneBits(), x), hn::Set(LaneBits(), 0xFFFFu));
+    hn::StoreU(hn::TruncateTo(LaneWords(), bits), LaneWords(), low);
+  }
+  // Elements index, index + 1, ... of a block (rounding.h).
+  static HWY_INLINE void StoreStochastic(V x, uint64_t block_key, uint32_t index, uint16_t* p) {
+    const LaneBits tag;
+    Bits r = hn::Mul(hn::Iota(tag, index), hn::Set(tag, 0x9E3779B1u));
+    r = hn::Add(r, hn::Set(tag, static_cast<uint32_t>(block_key)));
+    r = hn::Mul(hn::Xor(r, hn::ShiftRight<16>(r)), hn::Set(tag, 0x85EBCA6Bu));
+    r = hn::Xor(r, hn::Set(tag, static_cast<uint32_t>(block_key >> 32)));
+    r = hn::Mul(hn::Xor(r, hn::ShiftRight<13>(r)), hn::Set(tag, 0xC2B2AE35u));
+    const Bits rounded = hn::Add(hn::BitCast(tag, x), hn::ShiftRight<16>(r));
+    hn::StoreU(UpperWords(rounded), LaneWords(), p);
+  }
+  static HWY_INLINE V LoadSplit(const uint16_t* weight, const uint16_t* low) {
+    const Bits upper = hn::PromoteTo(LaneBits(), hn::LoadU(LaneWords(), weight));
+    const Bits lower = hn::PromoteTo(LaneBits(), hn::LoadU(LaneWords(), low));
+    const Bits whole = hn::Sub(upper, hn::ShiftRight<15>(lower));
+    return hn::BitCast(LaneFloats(), hn::Or(hn::ShiftLeft<16>(whole), lower));
+  }
+
   template <DType kDType, bool kStream>
   static HWY_INLINE void StoreWeight(V x, void* base, size_t index) {
     if constexpr (kDType == DType::kFloat32) {

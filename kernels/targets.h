@@ -30,7 +30,12 @@
   void AddElements(const ReduceInput& a, const ReduceInput& b, size_t count, float* out);         \
   void MasterToWeightElements(const float* master, size_t count, void* weight, DType dtype);      \
   void Fp32ToGradElements(const float* in, size_t count, void* out, DType dtype);                 \
-  void ToFp32Elements(const void* in, DType dtype, size_t count, float* out);
+  void ToFp32Elements(const void* in, DType dtype, size_t count, float* out);                     \
+  void SplitMasterElements(const float* master, size_t count, uint16_t* weights, uint16_t* low);  \
+  void JoinMasterElements(const uint16_t* weights, const uint16_t* low, size_t count,             \
+                          float* master);                                                         \
+  void StochasticElements(const float* in, size_t count, uint64_t block_key, uint32_t first,      \
+                          uint16_t* out);
 
 namespace shardd::kernels {
 

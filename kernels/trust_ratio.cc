@@ -1,7 +1,5 @@
 #include "kernels/trust_ratio.h"
 
-#include <cstring>
-
 #include "kernels/reduce.h"
 
 namespace shardd::kernels {
@@ -29,16 +27,17 @@ struct TrustMeter::Scratch {
 TrustMeter::TrustMeter() : scratch_(new Scratch) {}
 TrustMeter::~TrustMeter() = default;
 
-TrustSums TrustMeter::Measure(const Optimizer& optimizer, Isa isa, const UpdateRun& run) {
+TrustSums TrustMeter::Measure(const Optimizer& optimizer, Isa isa, const StateFormat& format,
+                              const StateArrays& arrays, const UpdateRun& run) {
   Scratch& s = *scratch_;
   TrustSums sums;
   if (run.count == 0) return sums;
-  sums.parameter = SumSquares(isa, run.master, run.count, s.copy);
   UpdateRun on_copies = run;
-  std::memcpy(s.master, run.master, run.count * sizeof(float));
+  ReadMaster(isa, format, arrays, run.count, s.master);
   on_copies.master = s.master;
+  sums.parameter = SumSquares(isa, s.master, run.count, s.copy);
   for (size_t i = 0; i < static_cast<size_t>(optimizer.num_states()); ++i) {
-    std::memcpy(s.state[i], run.state[i], run.count * sizeof(float));
+    ReadMoment(isa, format, arrays, i, run.count, s.state[i]);
     on_copies.state[i] = s.state[i];
   }
   on_copies.weight = s.weight;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "kernels/optimizer.h"
+#include "kernels/state_format.h"
 
 namespace shardd::kernels {
 
@@ -23,8 +24,9 @@ class TrustMeter {
   ~TrustMeter();
 
   // Of the elements of `run`, at most kBlockElements, as they are before the update; nothing of it
-  // is changed. run.scalars came of Step.
-  TrustSums Measure(const Optimizer& optimizer, Isa isa, const UpdateRun& run);
+  // is changed. run.scalars came of Step; master and state are those of `arrays`, in `format`.
+  TrustSums Measure(const Optimizer& optimizer, Isa isa, const StateFormat& format,
+                    const StateArrays& arrays, const UpdateRun& run);
 
  private:
   struct Scratch;

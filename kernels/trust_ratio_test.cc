@@ -33,6 +33,9 @@ class TrustMeterTest : public testing::TestWithParam<Isa> {
     run.scalars = &scalars_;
     return run;
   }
+  TrustSums Measure(TrustMeter& meter, Isa isa, const UpdateRun& run) {
+    return meter.Measure(lamb_, isa, {}, {run.master, {run.state[0], run.state[1]}}, run);
+  }
 
   const Optimizer& lamb_ = *FindOptimizer("lamb");
   Hyperparameters hyper_{.lr = 0.1, .weight_decay = 0.01};
@@ -54,12 +57,12 @@ TEST_P(TrustMeterTest, IsTheSumOfSquaresAndChangesNothing) {
       of_parameter += p * p;
       of_direction += r * r;
     }
-    const TrustSums sums = meter.Measure(lamb_, GetParam(), Run(0, count));
+    const TrustSums sums = Measure(meter, GetParam(), Run(0, count));
     EXPECT_NEAR(sums.parameter, of_parameter, 1e-12 * of_parameter);
     EXPECT_NEAR(sums.direction, of_direction, 1e-5 * of_direction);
   }
   EXPECT_TRUE(master == master_ && m == m_ && v == v_);
-  EXPECT_EQ(meter.Measure(lamb_, GetParam(), Run(0, 0)).parameter, 0);
+  EXPECT_EQ(Measure(meter, GetParam(), Run(0, 0)).parameter, 0);
 }
 
 TEST_P(TrustMeterTest, TheBitsOfTheScalarOne) {
@@ -67,8 +70,8 @@ TEST_P(TrustMeterTest, TheBitsOfTheScalarOne) {
   TrustMeter meter;
   for (size_t first = 0; first < 64; first += 32) {
     for (const size_t count : {1, 100, 3000}) {
-      const TrustSums a = meter.Measure(lamb_, Isa::kScalar, Run(first, count));
-      const TrustSums b = meter.Measure(lamb_, GetParam(), Run(first, count));
+      const TrustSums a = Measure(meter, Isa::kScalar, Run(first, count));
+      const TrustSums b = Measure(meter, GetParam(), Run(first, count));
       EXPECT_EQ(a.parameter, b.parameter);
       EXPECT_EQ(a.direction, b.direction);
     }

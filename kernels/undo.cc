@@ -12,10 +12,9 @@ void ResetUndo(UndoLog* log, uint64_t timeline) {
   std::memset(log->third, 0, sizeof log->third);
 }
 
-size_t MendChunk(const UndoLog& log, uint64_t timeline, uint32_t epoch, size_t chunk_elements,
-                 float* master, const std::array<float*, kMaxStates>& state) {
-  int latest = -1;
-  size_t latest_position = 0;
+TornGroup FindTornGroup(const UndoLog& log, uint64_t timeline, uint32_t epoch,
+                        size_t chunk_elements) {
+  TornGroup latest;
   for (int i = 0; i < 2; ++i) {
     const UndoSlot& slot = log.slot[i];
     const uint32_t position_plus_one = static_cast<uint32_t>(slot.tag);
@@ -23,18 +22,23 @@ size_t MendChunk(const UndoLog& log, uint64_t timeline, uint32_t epoch, size_t c
     const size_t position = position_plus_one - 1;
     if (slot.count == 0 || slot.count > kUndoElements) continue;
     if (position >= chunk_elements || slot.count > chunk_elements - position) continue;
-    if (latest >= 0 && position <= latest_position) continue;
-    latest = i;
-    latest_position = position;
+    if (latest.slot >= 0 && position <= latest.position) continue;
+    latest = {i, position, slot.count};
   }
-  if (latest < 0) return 0;
-  const size_t bytes = log.slot[latest].count * sizeof(float);
-  std::memcpy(master + latest_position, log.slot[latest].master, bytes);
+  return latest;
+}
+
+size_t MendChunk(const UndoLog& log, uint64_t timeline, uint32_t epoch, size_t chunk_elements,
+                 float* master, const std::array<float*, kMaxStates>& state) {
+  const TornGroup torn = FindTornGroup(log, timeline, epoch, chunk_elements);
+  if (torn.slot < 0) return 0;
+  const size_t bytes = torn.count * sizeof(float);
+  std::memcpy(master + torn.position, log.slot[torn.slot].master, bytes);
   for (int s = 0; s < kMaxStates; ++s) {
     float* const to = state[static_cast<size_t>(s)];
-    if (to != nullptr) std::memcpy(to + latest_position, log.old_state(latest, s), bytes);
+    if (to != nullptr) std::memcpy(to + torn.position, log.old_state(torn.slot, s), bytes);
   }
-  return latest_position;
+  return torn.position;
 }
 
 }  // namespace shardd::kernels

@@ -19,6 +19,8 @@ inline constexpr size_t kUndoElements = 64;
 inline constexpr int kMaxStates = 3;
 
 // In shared memory; the layout is described in docs/formats/segments.md.
+// Old values lie in a slot as they lay in the chunk; of a split master (state_format.h) the low
+// words, then from element 32 on the working weights.
 struct alignas(64) UndoSlot {
   // epoch << 32 | (position + 1), epoch being the low 32 bits of the `applied`
   // that the update leads to and position the element offset within the chunk
@@ -49,13 +51,21 @@ struct UndoLog {
 // Clears both slots for a new timeline. No update may be running.
 void ResetUndo(UndoLog* log, uint64_t timeline);
 
+// The group that an interrupted update to `epoch` may have half-written.
+struct TornGroup {
+  int slot = -1;  // that has its old values; -1: the update had not begun
+  size_t position = 0;
+  size_t count = 0;
+};
+// A slot whose timeline, count or position is out of range (`chunk_elements`) is ignored.
+TornGroup FindTornGroup(const UndoLog& log, uint64_t timeline, uint32_t epoch,
+                        size_t chunk_elements);
+
 // Restores the group that an interrupted update to `epoch` may have half-written
 // and returns the position (element within the chunk) from which that update
 // must be redone; every element before it is complete, every one from it on
 // holds its old value. Returns 0 when the update had not begun. Idempotent.
 // master and state point to element 0 of the chunk; a null state is absent.
-// A slot whose timeline, count or position is out of range (`chunk_elements`) is
-// ignored.
 size_t MendChunk(const UndoLog& log, uint64_t timeline, uint32_t epoch, size_t chunk_elements,
                  float* master, const std::array<float*, kMaxStates>& state);
 

@@ -26,6 +26,7 @@
 
 #include "kernels/hostile_values.h"
 #include "kernels/optimizer.h"
+#include "kernels/state_format.h"
 #include "kernels/undo.h"
 #include "kernels/user_optimizer.h"
 
@@ -80,7 +81,16 @@ struct Shared {
     return gradients[epoch % 2];
   }
 
-  void Initialise() {
+  // The arrays in `format`, in the memory of those of fp32.
+  StateArrays Arrays(const StateFormat& format, int states) {
+    StateArrays arrays;
+    arrays.master = master;
+    for (size_t s = 0; s < static_cast<size_t>(states); ++s) arrays.moments[s] = state[s];
+    arrays.weights = format.split() ? weight : nullptr;
+    return arrays;
+  }
+
+  void Initialise(const StateFormat& format, int states) {
     ResetUndo(&log, kTimeline);
     epoch = 0;
     phase = 0;
@@ -92,6 +102,13 @@ struct Shared {
       state[1][i] = i % 7 == 0 ? 0x1p-130f : 0.01f;
       state[2][i] = i % 5 == 0 ? 0.02f : 0.0f;
       weight[i] = 0;
+    }
+    const std::vector<float> masters(master, master + kChunk);
+    const StateArrays arrays = Arrays(format, states);
+    WriteMaster(Isa::kScalar, format, arrays, kChunk, masters.data());
+    for (size_t s = 0; s < static_cast<size_t>(states); ++s) {
+      const std::vector<float> values(state[s], state[s] + kChunk);
+      WriteMoment(Isa::kScalar, format, arrays, s, kChunk, values.data());
     }
   }
 
@@ -113,11 +130,21 @@ struct Shared {
 // The optimizer with everything that an update needs.
 class Updater {
  public:
-  Updater(const std::string& optimizer, Isa isa) : isa_(isa), optimizer_(Find(optimizer)) {
+  // "NAME", or "NAME_bf16" with bf16 moments and a split master.
+  Updater(const std::string& name, Isa isa)
+      : isa_(isa), optimizer_(Find(name.substr(0, name.find("_bf16")))) {
+    if (name.find("_bf16") != std::string::npos) {
+      format_ = {MasterFormat::kSplit, MomentFormat::kBFloat16};
+    }
     Hyperparameters hyper;
     hyper.weight_decay = 0.01;
     StepProgress products;
     scalars_ = optimizer_.Step(hyper, &products);
+  }
+
+  template <class Chunk>
+  void Initialise(Chunk* chunk) const {
+    chunk->Initialise(format_, optimizer_.num_states());
   }
 
   // Updates the elements from `first` on to the chunk's epoch, run by run.
@@ -126,8 +153,6 @@ class Updater {
     for (const size_t end : Chunk::RunEnds()) {
       if (end <= first) continue;
       UpdateRun run;
-      run.master = chunk->master + first;
-      for (int s = 0; s < optimizer_.num_states(); ++s) run.state[s] = chunk->state[s] + first;
       run.grad = Chunk::Gradient(chunk->epoch).data() + first * 2;
       run.weight = chunk->weight + first;
       run.count = end - first;
@@ -137,7 +162,8 @@ class Updater {
       run.undo = logged ? &chunk->log : nullptr;
       run.undo_epoch = chunk->epoch;
       run.position = static_cast<uint32_t>(first);
-      optimizer_.Update(isa_, run);
+      const StateArrays arrays = chunk->Arrays(format_, optimizer_.num_states());
+      UpdateState(optimizer_, isa_, format_, Advance(format_, arrays, first), run);
       first = end;
     }
     StoreFence();
@@ -147,10 +173,8 @@ class Updater {
   // redone from.
   template <class Chunk>
   size_t MendAndRedo(Chunk* chunk) const {
-    std::array<float*, kMaxStates> state = {};
-    for (int s = 0; s < optimizer_.num_states(); ++s) state[s] = chunk->state[s];
-    const size_t first =
-        MendChunk(chunk->log, kTimeline, chunk->epoch, Chunk::kChunk, chunk->master, state);
+    const size_t first = MendState(chunk->log, kTimeline, chunk->epoch, Chunk::kChunk, format_,
+                                   chunk->Arrays(format_, optimizer_.num_states()));
     UpdateFrom(first, true, chunk);
     return first;
   }
@@ -158,6 +182,7 @@ class Updater {
  private:
   const Isa isa_;
   const Optimizer& optimizer_;
+  StateFormat format_;
   StepScalars scalars_;
 };
 
@@ -226,7 +251,7 @@ TEST_P(UndoKill, MendedAndRedoneEqualsUndisturbed) {
   const Updater updater(optimizer, isa);
   const auto chunk = MapShared<LargeChunk>();
   ASSERT_NE(chunk, nullptr);
-  chunk->Initialise();
+  updater.Initialise(chunk.get());
   const auto expected = std::make_unique<LargeChunk>();
   CopyBytes(*chunk, expected.get());
   LargeChunk::Gradient(0);  // made before the fork
@@ -298,7 +323,7 @@ TEST_P(UndoStep, EveryInstructionCanBeTheLast) {
   const Updater updater(optimizer, isa);
   const auto chunk = MapShared<SmallChunk>();
   ASSERT_NE(chunk, nullptr);
-  chunk->Initialise();
+  updater.Initialise(chunk.get());
   // Two epochs before, so that both slots hold tags of an older one.
   for (int epoch = 0; epoch < 2; ++epoch) {
     ++chunk->epoch;
@@ -343,8 +368,9 @@ std::string Name(const testing::TestParamInfo<std::tuple<const char*, Isa>>& inf
   return std::string(std::get<0>(info.param)) + "_" + IsaName(std::get<1>(info.param));
 }
 // One of each number of states, and of each loop.
-const auto kAll = testing::Combine(testing::Values("adamw", "adam_amsgrad", "sgd", "momentum"),
-                                   testing::ValuesIn(SupportedIsas()));
+const auto kAll = testing::Combine(
+    testing::Values("adamw", "adam_amsgrad", "sgd", "momentum", "adamw_bf16", "adam_amsgrad_bf16"),
+    testing::ValuesIn(SupportedIsas()));
 INSTANTIATE_TEST_SUITE_P(All, UndoKill, kAll, Name);
 INSTANTIATE_TEST_SUITE_P(All, UndoStep, kAll, Name);
 

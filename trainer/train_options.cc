@@ -33,7 +33,9 @@ struct Raw {
   int64_t layers = 5, width = 128, heads = 4, context = 128;
   int64_t steps = 600, stage = 2, slots = 0, batch = 8, seed = 1, threads = 1, warmup = 50;
   double lr = 3e-3, lr_final = 0.1, weight_decay = 0.01, clip = 1.0, init_std = 0, momentum = 0.9;
-  bool no_progress = false;
+  std::string moments = "fp32";
+  bool no_progress = false, split_master = false, stochastic_moments = false,
+       stochastic_weights = false;
 };
 
 FlagSet MakeFlags(Raw* raw) {
@@ -63,6 +65,14 @@ FlagSet MakeFlags(Raw* raw) {
   flags.Text("optimizer", &raw->optimizer, "NAME",
              "Of those that the daemon has, your own among them (docs/optimizers.md).");
   flags.Real("momentum", &raw->momentum, 0, "Of SGD and RMSprop.");
+  flags.Choice("moments", &raw->moments, {"fp32", "bf16"},
+               "Format in the daemon's memory (docs/optimizers.md).");
+  flags.Switch("split-master", &raw->split_master,
+               "Keep of the masters what bf16 weights lack: the same bits in less memory.");
+  flags.Switch("stochastic-moments", &raw->stochastic_moments,
+               "Round bf16 moments at random, by --seed.");
+  flags.Switch("stochastic-weights", &raw->stochastic_weights,
+               "Round bf16 weights at random, by --seed.");
   flags.Integer("steps", &raw->steps, 1, "Train until this many steps are committed.");
   flags.Real("lr", &raw->lr, 0, "Peak learning rate.");
   flags.Integer("warmup", &raw->warmup, 0, "Steps over which it rises from zero.");
@@ -110,6 +120,11 @@ JobOptions MakeJob(const Raw& raw, uint32_t world_size) {
   job.weight_dtype = dtype;
   job.loss_scale.dynamic = dtype == DType::kFloat16;
   job.loss_scale.initial = dtype == DType::kFloat16 ? 65536.0 : 1.0;
+  job.moments = raw.moments == "bf16" ? MomentFormat::kBFloat16 : MomentFormat::kFloat32;
+  job.split_master = raw.split_master;
+  job.stochastic_moments = raw.stochastic_moments;
+  job.stochastic_weights = raw.stochastic_weights;
+  if (raw.stochastic_moments || raw.stochastic_weights) job.seed = static_cast<uint64_t>(raw.seed);
   job.stage = static_cast<int>(raw.stage);
   job.weights = raw.weights == "private" ? WeightsMode::kPrivate : WeightsMode::kShared;
   job.max_norm = raw.clip;

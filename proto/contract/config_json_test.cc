@@ -173,12 +173,14 @@ TEST(GetField, ReadsWhatSetFieldReads) {
     const bool is_text = path == "name" || path == "optimizer" || path == "groups[0].name";
     const bool is_enum =
         path.find("dtype") != std::string::npos || path == "weights" || path == "durability";
-    const bool is_bool = path == "loss_scale.dynamic" || path == "groups[0].hyper.nesterov";
+    const bool is_bool = path == "loss_scale.dynamic" || path == "groups[0].hyper.nesterov" ||
+                         path == "split_master" || path.find("stochastic") == 0;
     const std::string value = is_text                   ? "x"
                               : is_bool                 ? "true"
                               : path == "weights"       ? "shared"
                               : path == "durability"    ? "process"
                               : path == "schedule.kind" ? "cosine"
+                              : path == "moments"       ? "bf16"
                               : is_enum                 ? "fp16"
                                                         : "3";
     ASSERT_TRUE(SetField(&job, path, value).ok()) << path;

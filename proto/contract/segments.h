@@ -13,6 +13,9 @@
 namespace shardd::contract {
 
 inline constexpr uint32_t kFormatVersion = 1;
+// Of the job segment of a job whose state is not fp32 throughout: what knows
+// fp32 alone must not read it.
+inline constexpr uint32_t kStateFormatVersion = 2;
 inline constexpr uint32_t kProtocolVersion = 1;
 inline constexpr uint32_t kOldestProtocolVersion = 1;
 
@@ -192,18 +195,27 @@ struct ChunkHeader {
 };
 static_assert(sizeof(ChunkHeader) <= kUndoOffset);
 
+// The arrays of a chunk record.
+struct StateShape {
+  int moments = 0;
+  size_t master_bytes = 4;  // of one element
+  size_t moment_bytes = 4;
+};
+
 // Byte offsets inside a chunk record. The moments are staggered against the
 // master because streams at equal offsets within 4 KiB collide.
 constexpr size_t MasterOffset() { return kChunkHeaderBytes; }
-constexpr size_t MomentOffset(uint32_t chunk_elements, int moment) {
-  const size_t array = size_t{chunk_elements} * 4;
+constexpr size_t MomentOffset(uint32_t chunk_elements, int moment, const StateShape& shape = {}) {
   const auto m = static_cast<size_t>(moment);
-  return kChunkHeaderBytes + array * (m + 1) + 128 + 256 * m;
+  return kChunkHeaderBytes + chunk_elements * (shape.master_bytes + shape.moment_bytes * m) + 128 +
+         256 * m;
 }
-// Bytes of one chunk record with `moments` fp32 moments.
-constexpr size_t ChunkRecordBytes(uint32_t chunk_elements, int moments) {
-  const size_t end = moments == 0 ? MasterOffset() : MomentOffset(chunk_elements, moments - 1);
-  return RoundUpTo(end + size_t{chunk_elements} * 4, kSegmentPage);
+// Bytes of one chunk record.
+constexpr size_t ChunkRecordBytes(uint32_t chunk_elements, const StateShape& shape) {
+  const size_t end = shape.moments == 0 ? MasterOffset() + chunk_elements * shape.master_bytes
+                                        : MomentOffset(chunk_elements, shape.moments - 1, shape) +
+                                              chunk_elements * shape.moment_bytes;
+  return RoundUpTo(end, kSegmentPage);
 }
 
 // ---------------------------------------------------------------------------

@@ -22,8 +22,8 @@ void CopyIn(const store::JobSegments& segments, const contract::Layout& layout, 
     const uint64_t part =
         std::min<uint64_t>(data.size() - at, (layout.chunk_elements() - inside) * sizeof(float));
     const store::ChunkView view = segments.chunk(chunk);
-    float* to = array == 0 ? view.master : view.moment[array - 1];
-    std::memcpy(to + inside, data.data() + at, part);
+    view.Write(array, inside, part / sizeof(float),
+               reinterpret_cast<const float*>(data.data() + at));
     at += part;
   }
 }

@@ -166,14 +166,16 @@ absl::Status FillFromImport(const std::string& path, const contract::Layout& lay
     absl::StatusOr<std::span<const std::byte>> bytes = (*file)->Bytes((*tensor)->name);
     if (!bytes.ok()) return bytes.status();
     const size_t size = kernels::DTypeSize(*dtype);
+    std::vector<float> wide(std::min<uint64_t>(layout.parameter_elements(p), kBlockElements));
     const void* fault = env::RunGuarded([&] {
       const uint64_t begin = layout.parameter_range(p).begin;
       for (uint64_t at = 0; at < layout.parameter_elements(p);) {
         const uint64_t inside = (begin + at) % layout.chunk_elements();
-        const uint64_t count =
-            std::min(layout.parameter_elements(p) - at, layout.chunk_elements() - inside);
-        float* to = segments->chunk((begin + at) / layout.chunk_elements()).master + inside;
-        kernels::ToFp32(isa, bytes->data() + at * size, *dtype, count, to);
+        const uint64_t count = std::min(
+            {layout.parameter_elements(p) - at, layout.chunk_elements() - inside, kBlockElements});
+        kernels::ToFp32(isa, bytes->data() + at * size, *dtype, count, wide.data());
+        segments->chunk((begin + at) / layout.chunk_elements())
+            .Write(0, inside, count, wide.data());
         at += count;
       }
     });

@@ -45,6 +45,42 @@ absl::Status CheckOptimizer(const v1::JobConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status CompleteStateFormat(v1::JobConfig* config) {
+  // As it was before there was a choice, so that an older job's hash stays the same.
+  if (config->moments() == v1::MomentFormat::fp32) config->clear_moments();
+  if (!v1::MomentFormat::Value_IsValid(config->moments())) {
+    return Refuse("moments", "is none of fp32, bf16");
+  }
+  if (config->split_master() && config->weight_dtype() != v1::bf16) {
+    return Refuse("split_master",
+                  absl::StrCat("is true, and weight_dtype ", v1::DType_Name(config->weight_dtype()),
+                               "; a split master needs working weights of bf16: give weight_dtype "
+                               "= bf16, or split_master = false"));
+  }
+  if (config->stochastic_moments() && config->moments() != v1::MomentFormat::bf16) {
+    return Refuse("stochastic_moments",
+                  "is true, and moments are not bf16: give moments = bf16, or stochastic_moments = "
+                  "false");
+  }
+  if (config->stochastic_weights() && config->weight_dtype() != v1::bf16) {
+    return Refuse("stochastic_weights",
+                  absl::StrCat("is true, and weight_dtype ", v1::DType_Name(config->weight_dtype()),
+                               ": give weight_dtype = bf16, or stochastic_weights = false"));
+  }
+  if (config->stochastic_weights() && config->split_master()) {
+    return Refuse("stochastic_weights",
+                  "is true, and split_master too, whose weights are half of the master and rounded "
+                  "to nearest: give split_master = false, or stochastic_weights = false");
+  }
+  if (config->seed() != 0 && !config->stochastic_moments() && !config->stochastic_weights()) {
+    return Refuse("seed",
+                  absl::StrCat("is ", config->seed(),
+                               ", and nothing is rounded stochastically: give "
+                               "stochastic_moments or stochastic_weights, or leave seed out"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CompleteLossScale(v1::JobConfig* config) {
   v1::LossScale* scale = config->mutable_loss_scale();
   if (scale->initial() == 0) scale->set_initial(scale->dynamic() ? 65536.0 : 1.0);
@@ -140,6 +176,7 @@ absl::Status CompleteJobConfig(v1::Durability durability, v1::JobConfig* config)
   if (!IsDType(config->grad_dtype())) return Refuse("grad_dtype", "is none of fp32, bf16, fp16");
   if (!IsDType(config->weight_dtype()))
     return Refuse("weight_dtype", "is none of fp32, bf16, fp16");
+  if (absl::Status status = CompleteStateFormat(config); !status.ok()) return status;
   if (config->stage() > 3) {
     return Refuse("stage", absl::StrCat("is ", config->stage(), "; ZeRO has stages 0 to 3"));
   }

@@ -75,7 +75,8 @@ void JobRegistry::Spill(std::shared_ptr<step::Job> job, absl::StatusOr<v1::JobSt
   status->set_state("spilled");
   status->set_needed_bytes(held);
   status->set_spilled_bytes(job->segments().job_image().size() +
-                            job->segments().state_image(job->layout()).size());
+                            job->segments().state_image(job->layout()).size() +
+                            job->segments().weights_image().size());
   status->set_state_bytes(0);
   status->set_weights_bytes(0);
   status->set_reduced_bytes(0);

@@ -51,9 +51,12 @@ journal::JobSizes SizesOf(const Durability::Parts& parts) {
   return sizes;
 }
 
+// Zeros in every format are bytes of 0, but for a -0, which is as well kept.
 bool MomentsAreZeros(const store::ChunkView& view, uint64_t count) {
-  return std::all_of(view.moment.begin(), view.moment.end(), [count](const float* moment) {
-    return moment == nullptr || std::all_of(moment, moment + count, [](float x) { return x == 0; });
+  const uint64_t bytes = count * view.format.moment_bytes();
+  return std::all_of(view.arrays.moments.begin(), view.arrays.moments.end(), [&](const void* of) {
+    const auto* moment = static_cast<const char*>(of);
+    return moment == nullptr || std::all_of(moment, moment + bytes, [](char x) { return x == 0; });
   });
 }
 
@@ -348,14 +351,14 @@ journal::ChunkSource::Copy Durability::CopyChunk(uint64_t chunk, std::byte* out)
   Copy copy;
   copy.count = parts_.layout->chunk_range(chunk).size();
   const store::ChunkView view = parts_.segments->chunk(chunk);
-  const uint64_t bytes = copy.count * sizeof(float);
+  auto* const arrays = reinterpret_cast<float*>(out);
   const ChunkClaim claim(parts_.gate, chunk);
   copy.applied = view.header->applied.load(std::memory_order_acquire);
-  std::memcpy(out, view.master, bytes);
+  view.Read(0, 0, copy.count, arrays);
   // A job may begin with moments; else they are zeros before the first step and left out.
   const bool zeros = copy.applied == 0 && MomentsAreZeros(view, copy.count);
   for (int m = 0; !zeros && m < parts_.moments; ++m) {
-    std::memcpy(out + copy.arrays * bytes, view.moment[static_cast<size_t>(m)], bytes);
+    view.Read(copy.arrays, 0, copy.count, arrays + copy.arrays * copy.count);
     ++copy.arrays;
   }
   return copy;

@@ -87,7 +87,7 @@ absl::Status Job::Recover() {
   if (!commit_.pending()) redone = RedoDecision();
   if (!redone.ok()) return redone.status();
   // Weights may be torn where state is whole; masters have it all.
-  updater_.PublishMasters(VisibleStep());
+  updater_.PublishMasters(VisibleStep(), VisibleTable());
   for (uint32_t i = 0; i < segments_->session_lines(); ++i) {
     contract::SessionLine* line = segments_->session_line(i);
     line->state.store(static_cast<uint32_t>(contract::SessionState::kFree));

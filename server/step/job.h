@@ -208,6 +208,10 @@ class Job : public std::enable_shared_from_this<Job> {
   absl::StatusOr<uint64_t> RedoDecision();
   // The last step that ranks may know to be committed.
   uint64_t VisibleStep() const { return decider_.committed_step() - (commit_.pending() ? 1 : 0); }
+  // Of that step.
+  std::span<const contract::ParameterEntry> VisibleTable() const {
+    return log_.table(decider_.current().header.sequence - (commit_.pending() ? 1 : 0));
+  }
 
   // job_drain.cc: standing still before the daemon ends.
   void DoDrain(absl::Time deadline, Callback<v1::DrainedJob> done);

@@ -35,8 +35,7 @@ void Job::OnMoment(Member* member, const contract::Descriptor& d) {
   }
   const size_t moment = d.bucket;
   const uint64_t bytes = d.count * sizeof(float);
-  if (moment >= segments_->chunk(0).moment.size() ||
-      segments_->chunk(0).moment[moment] == nullptr) {
+  if (!segments_->chunk(0).has_moment(moment)) {
     return refuse(absl::StrCat("the optimizer has no moment ", moment));
   }
   if (d.step == 0 || d.step > kMostApplied) {
@@ -54,7 +53,7 @@ void Job::OnMoment(Member* member, const contract::Descriptor& d) {
       const uint64_t inside = element % layout_.chunk_elements();
       const uint64_t part = std::min(d.count - at, layout_.chunk_elements() - inside);
       const store::ChunkView view = segments_->chunk(element / layout_.chunk_elements());
-      std::memcpy(view.moment[moment] + inside, from + at * sizeof(float), part * sizeof(float));
+      view.Write(moment + 1, inside, part, reinterpret_cast<const float*>(from) + at);
       at += part;
     }
   });

@@ -65,16 +65,14 @@ absl::StatusOr<v1::FillWindowReply> Job::DoFillWindow(const Session* session,
     const uint64_t inside = element % layout_.chunk_elements();
     const uint64_t part = std::min(request.count() - at, layout_.chunk_elements() - inside);
     const store::ChunkView view = segments_->chunk(element / layout_.chunk_elements());
-    const float* from =
-        request.kind() == v1::STATE_MASTER ? view.master : view.moment[static_cast<size_t>(moment)];
-    std::memcpy(member->window->data() + at, from + inside, part * sizeof(float));
+    const auto array = static_cast<size_t>(request.kind() - v1::STATE_MASTER);
+    view.Read(array, inside, part, member->window->data() + at);
     at += part;
   }
   v1::FillWindowReply reply;
   // The state that was copied: a decision that is pending has updated nothing yet.
-  const uint64_t sequence = decider_.current().header.sequence - (commit_.pending() ? 1 : 0);
   reply.set_committed_step(VisibleStep());
-  reply.set_parameter_applied(log_.table(sequence)[request.parameter()].applied);
+  reply.set_parameter_applied(VisibleTable()[request.parameter()].applied);
   return reply;
 }
 
@@ -215,8 +213,7 @@ v1::ListShardsReply Job::Shards() const {
     shard->set_rank(rank);
     shard->set_first_chunk(chunks.begin);
     shard->set_chunks(chunks.size());
-    shard->set_bytes(chunks.size() * contract::ChunkRecordBytes(layout_.chunk_elements(),
-                                                                optimizer_->num_states()));
+    shard->set_bytes(chunks.size() * segments_->record_bytes());
     const std::vector<contract::Run> runs = layout_.runs(layout_.shard_range(rank, world));
     uint64_t elements = 0;
     for (const contract::Run& run : runs) elements += run.range.size();

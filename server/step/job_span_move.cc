@@ -92,7 +92,10 @@ void Job::DoReshard(const PeerMessage& header) {
     if (follows()) return Tell(span_->coordinator, std::move(message));
     return AbandonReshard(status);
   }
-  span_->pieces_missing = from->empty() ? 0 : CountChunks(incoming) * segments_->record_bytes();
+  span_->pieces_missing = 0;
+  for (const contract::Range& chunks : incoming) {
+    if (!from->empty()) span_->pieces_missing += segments_->moved_bytes(chunks);
+  }
   for (const OwnedChunks& owned : target->ranges()) {
     if (owned.daemon == span_->self || from->empty()) continue;
     for (uint64_t c = owned.chunks.begin; c < owned.chunks.end; ++c) {
@@ -127,14 +130,15 @@ absl::Status Job::MakeRoomForChunks(const std::vector<contract::Range>& incoming
 }
 
 void Job::TellChunk(uint64_t chunk, const std::string& to) {
-  const auto* record = reinterpret_cast<const char*>(segments_->record(chunk));
-  for (size_t at = 0; at < segments_->record_bytes(); at += peer::kMaxPieceBytes) {
+  const uint64_t bytes = segments_->moved_bytes(chunk);
+  for (uint64_t at = 0; at < bytes; at += peer::kMaxPieceBytes) {
     PeerMessage message;
     message.set_step(span_->reshard_generation);
     message.mutable_chunk()->set_chunk(chunk);
     message.mutable_chunk()->set_offset(at);
-    Tell(to, std::move(message),
-         std::string(record + at, std::min(peer::kMaxPieceBytes, segments_->record_bytes() - at)));
+    std::string piece(std::min<uint64_t>(peer::kMaxPieceBytes, bytes - at), '\0');
+    segments_->CopyMoved(chunk, at, piece);
+    Tell(to, std::move(message), std::move(piece));
   }
 }
 
@@ -150,13 +154,12 @@ void Job::OnChunk(const std::string& from, const peer::Message& message) {
   if (chunk.chunk() >= layout_.num_chunks() ||
       span_->target.OwnerOf(chunk.chunk()) != span_->self ||
       span_->placement.OwnerOf(chunk.chunk()) == span_->self ||
-      chunk.offset() > segments_->record_bytes() ||
-      message.bytes.size() > segments_->record_bytes() - chunk.offset() ||
+      chunk.offset() > segments_->moved_bytes(chunk.chunk()) ||
+      message.bytes.size() > segments_->moved_bytes(chunk.chunk()) - chunk.offset() ||
       message.bytes.size() > span_->pieces_missing) {
     return RefuseMessage(from, "a chunk that is not to come here");
   }
-  std::memcpy(segments_->record(chunk.chunk()) + chunk.offset(), message.bytes.data(),
-              message.bytes.size());
+  segments_->TakeMoved(chunk.chunk(), chunk.offset(), message.bytes);
   span_->pieces_missing -= message.bytes.size();
   if (span_->pieces_missing == 0) ReshardPieceDone();
 }
@@ -277,7 +280,7 @@ absl::Status Job::TakeOwners(Placement placement, uint64_t version) {
     return absl::OkStatus();
   }
   // Weights of chunks that came may not have been here.
-  updater_.PublishMasters(decider_.committed_step());
+  updater_.PublishMasters(decider_.committed_step(), decider_.table());
   WeightsUpdated();
   return absl::OkStatus();
 }
@@ -292,7 +295,7 @@ void Job::StoreInit(uint64_t begin, uint64_t count, const float* values) {
     const uint64_t part = std::min({count - at, layout_.chunk_elements() - inside, kPieceElements});
     const std::string& owner = span_->placement.OwnerOf(chunk);
     if (owner == span_->self) {
-      std::memcpy(segments_->chunk(chunk).master + inside, values + at, part * sizeof(float));
+      segments_->chunk(chunk).Write(0, inside, part, values + at);
       NoteStored(element, part);
     } else {
       PeerMessage message;
@@ -365,14 +368,13 @@ bool Job::ReadsElsewhere(const v1::FillWindowRequest& request) const {
 }
 
 void Job::CopyState(uint32_t kind, uint64_t begin, uint64_t count, float* out) const {
-  const auto moment = static_cast<size_t>(kind - v1::STATE_MOMENT_0);
+  const size_t array = kind - v1::STATE_MASTER;
   for (uint64_t at = 0; at < count;) {
     const uint64_t element = begin + at;
     const uint64_t inside = element % layout_.chunk_elements();
     const uint64_t part = std::min(count - at, layout_.chunk_elements() - inside);
     const store::ChunkView view = segments_->chunk(element / layout_.chunk_elements());
-    const float* from = kind == v1::STATE_MASTER ? view.master : view.moment[moment];
-    std::memcpy(out + at, from + inside, part * sizeof(float));
+    view.Read(array, inside, part, out + at);
     at += part;
   }
 }

@@ -193,7 +193,7 @@ void Job::OnInit(Member* member, const contract::Descriptor& d) {
       const uint64_t chunk = element / layout_.chunk_elements();
       const uint64_t inside = element % layout_.chunk_elements();
       const uint64_t part = std::min(d.count - at, layout_.chunk_elements() - inside);
-      std::memcpy(segments_->chunk(chunk).master + inside, from + at * 4, part * 4);
+      segments_->chunk(chunk).Write(0, inside, part, reinterpret_cast<const float*>(from) + at);
       at += part;
     }
   });
@@ -205,7 +205,7 @@ void Job::OnInit(Member* member, const contract::Descriptor& d) {
 }
 
 void Job::FinishInitialisation() {
-  updater_.PublishMasters(decider_.committed_step());
+  updater_.PublishMasters(decider_.committed_step(), decider_.table());
   segments_->header()->initialised.store(1, std::memory_order_release);
   board_.PublishDecision(CurrentNews());
   if (span_ != nullptr) {

@@ -223,10 +223,9 @@ absl::Status JournalRedo::LoadChunk(const journal::ChunkBytes& chunk, uint64_t i
                                             " with another size than its job's"));
   }
   const store::ChunkView view = segments->chunk(number);
-  const uint64_t bytes = header.count * sizeof(float);
-  std::memcpy(view.master, chunk.payload.data(), bytes);
-  for (uint32_t a = 1; a < header.arrays; ++a) {
-    std::memcpy(view.moment[a - 1], chunk.payload.data() + a * bytes, bytes);
+  const auto* values = reinterpret_cast<const float*>(chunk.payload.data());
+  for (uint32_t a = 0; a < header.arrays; ++a) {
+    view.Write(a, 0, header.count, values + a * header.count);
   }
   view.header->applied.store(header.step, std::memory_order_release);
   environment_.failpoints->Reach("recover.journal.after_chunk");

@@ -84,9 +84,8 @@ void StateCopy::CopyChunk(uint64_t chunk, float* to) const {
   const store::ChunkView view = segments_->chunk(chunk);
   const uint64_t count = snapshot_.layout.chunk_range(chunk).size();
   const uint64_t stride = snapshot_.layout.chunk_elements();
-  std::memcpy(to, view.master, count * sizeof(float));
-  for (size_t m = 0; m < static_cast<size_t>(moments_); ++m) {
-    std::memcpy(to + (m + 1) * stride, view.moment[m], count * sizeof(float));
+  for (size_t array = 0; array <= static_cast<size_t>(moments_); ++array) {
+    view.Read(array, 0, count, to + array * stride);
   }
 }
 

@@ -37,14 +37,10 @@ void Updater::SetOwned(std::vector<uint64_t> chunks,
   complete_ = std::move(complete);
 }
 
-kernels::UpdateRun Updater::MakeRun(const store::ChunkView& view, uint64_t chunk_begin,
-                                    const contract::Range& range, const UpdateOrder& order) const {
+kernels::UpdateRun Updater::MakeRun(uint64_t chunk_begin, const contract::Range& range,
+                                    const UpdateOrder& order) const {
   const uint64_t position = range.begin - chunk_begin;
   kernels::UpdateRun run;
-  run.master = view.master + position;
-  for (size_t m = 0; m < run.state.size(); ++m) {
-    if (view.moment[m] != nullptr) run.state[m] = view.moment[m] + position;
-  }
   run.grad = order.gradient == nullptr
                  ? segments_->reduced(range.begin)
                  : order.gradient + (range.begin - order.gradient_begin) *
@@ -55,6 +51,7 @@ kernels::UpdateRun Updater::MakeRun(const store::ChunkView& view, uint64_t chunk
   run.weight_dtype = segments_->weight_dtype();
   run.grad_factor = order.clip_factor;
   run.position = static_cast<uint32_t>(position);
+  run.element = range.begin;
   return run;
 }
 
@@ -68,11 +65,13 @@ void Updater::UpdateChunk(uint64_t chunk, const UpdateOrder& order, uint64_t fro
     if (run.range.begin >= run.range.end) continue;
     if ((order.presence[run.parameter / 64] >> (run.parameter % 64) & 1) == 0) continue;
     const kernels::StepScalars scalars = std::to_array(order.table[run.parameter].scalars);
-    kernels::UpdateRun update = MakeRun(view, chunk_begin, run.range, order);
+    kernels::UpdateRun update = MakeRun(chunk_begin, run.range, order);
     update.scalars = &scalars;
+    update.steps = order.table[run.parameter].applied;
     update.undo = view.undo;
     update.undo_epoch = static_cast<uint32_t>(order.applied);
-    optimizer_->Update(isa_, update);
+    kernels::UpdateState(*optimizer_, isa_, view.format,
+                         kernels::Advance(view.format, view.arrays, update.position), update);
   }
   kernels::StoreFence();
   view.header->applied.store(order.applied, std::memory_order_release);
@@ -148,8 +147,8 @@ absl::StatusOr<uint64_t> Updater::Recover(const UpdateOrder& order) {
     const uint64_t chunk = torn[i];
     const store::ChunkView view = segments_->chunk(chunk);
     const size_t from =
-        kernels::MendChunk(*view.undo, segments_->timeline(), static_cast<uint32_t>(order.applied),
-                           layout_->chunk_elements(), view.master, view.moment);
+        kernels::MendState(*view.undo, segments_->timeline(), static_cast<uint32_t>(order.applied),
+                           layout_->chunk_elements(), view.format, view.arrays);
     failpoints_->Reach("recover.after_mend");
     UpdateChunk(chunk, order, from);
   });
@@ -176,9 +175,11 @@ void Updater::SetTrustRatios(const UpdateOrder& order,
       while (!left.empty()) {
         const uint64_t block_end = contract::RoundUpTo(left.begin + 1, contract::kBlockElements);
         const contract::Range part = {left.begin, std::min(left.end, block_end)};
-        kernels::UpdateRun run = MakeRun(view, chunk_begin, part, order);
+        kernels::UpdateRun run = MakeRun(chunk_begin, part, order);
         run.scalars = &scalars;
-        const kernels::TrustSums sums = meter.Measure(*optimizer_, isa_, run);
+        const kernels::TrustSums sums =
+            meter.Measure(*optimizer_, isa_, view.format,
+                          kernels::Advance(view.format, view.arrays, run.position), run);
         leaves[r].parameter.push_back(sums.parameter);
         leaves[r].direction.push_back(sums.direction);
         left.begin = part.end;
@@ -203,12 +204,19 @@ void Updater::SetTrustRatios(const UpdateOrder& order,
   }
 }
 
-void Updater::PublishMasters(uint64_t step) {
-  pool_->ParallelFor(owned_.size(), [&](size_t i) {
+void Updater::PublishMasters(uint64_t step, std::span<const contract::ParameterEntry> table) {
+  // The weights of a split master are there.
+  const bool split = segments_->state_format().split();
+  pool_->ParallelFor(split ? 0 : owned_.size(), [&](size_t i) {
     const uint64_t chunk = owned_[i];
-    const contract::Range range = layout_->chunk_range(chunk);
-    kernels::MasterToWeight(isa_, segments_->chunk(chunk).master, range.size(),
+    const auto* master = static_cast<const float*>(segments_->chunk(chunk).arrays.master);
+    const uint64_t chunk_begin = layout_->chunk_range(chunk).begin;
+    for (size_t r = first_run_[chunk]; r < first_run_[chunk + 1]; ++r) {
+      const contract::Range& range = runs_[r].range;
+      kernels::WriteWeights(isa_, segments_->state_format(), master + (range.begin - chunk_begin),
+                            range.size(), table[runs_[r].parameter].applied, range.begin,
                             segments_->weights(range.begin), segments_->weight_dtype());
+    }
     kernels::StoreFence();
   });
   for (uint64_t b = 0; b < layout_->num_buckets(); ++b) {

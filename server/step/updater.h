@@ -74,13 +74,14 @@ class Updater {
   void SetTrustRatios(const UpdateOrder& order, std::span<const kernels::Hyperparameters> groups,
                       std::span<contract::ParameterEntry> table) const;
 
-  // Casts all masters to working weights and sets the ready words of complete buckets to `step`.
-  void PublishMasters(uint64_t step);
+  // Casts all masters to working weights, unless these are part of them, and sets the ready words
+  // of complete buckets to `step`. `table` is that of the step.
+  void PublishMasters(uint64_t step, std::span<const contract::ParameterEntry> table);
 
  private:
-  // All but what is the step's own: undo log and scalars.
-  kernels::UpdateRun MakeRun(const store::ChunkView& view, uint64_t chunk_begin,
-                             const contract::Range& range, const UpdateOrder& order) const;
+  // All but the state and what is the step's own: undo log and scalars.
+  kernels::UpdateRun MakeRun(uint64_t chunk_begin, const contract::Range& range,
+                             const UpdateOrder& order) const;
   // Elements before `from` (of the chunk) carry the step already.
   void UpdateChunk(uint64_t chunk, const UpdateOrder& order, uint64_t from) const;
   absl::Status CheckRedo(uint64_t chunk, const UpdateOrder& order) const;

@@ -134,10 +134,10 @@ absl::Status CheckJobHeader(JobImage job, const std::string& path) {
   if (job.size() < kSegmentPage) return Damaged(path, "is shorter than its header");
   const contract::JobHeader* h = HeaderOf(job);
   if (h->magic != contract::kJobMagic) return Damaged(path, "is no job segment");
-  if (h->version != contract::kFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, " has format version ", h->version, "; this daemon reads ",
-                     contract::kFormatVersion, ": start the daemon that wrote it"));
+  if (h->version != contract::kFormatVersion && h->version != contract::kStateFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, " has format version ", h->version, "; this daemon reads ", contract::kFormatVersion,
+        " and ", contract::kStateFormatVersion, ": start the daemon that wrote it"));
   }
   const auto inside = [&](uint64_t offset, uint64_t bytes) {
     return offset <= job.size() && bytes <= job.size() - offset;
@@ -234,14 +234,31 @@ kernels::DType ReducedDType(const v1::JobConfig& config) {
                              : kernels::DType::kFloat32;
 }
 
+kernels::StateFormat StateFormatOf(const v1::JobConfig& config) {
+  kernels::StateFormat format;
+  if (config.split_master()) format.master = kernels::MasterFormat::kSplit;
+  if (config.moments() == v1::MomentFormat::bf16) {
+    format.moments = kernels::MomentFormat::kBFloat16;
+  }
+  format.stochastic_moments = config.stochastic_moments();
+  format.stochastic_weights = config.stochastic_weights();
+  format.seed = config.seed();
+  return format;
+}
+
+contract::StateShape ShapeOf(const v1::JobConfig& config, int moments) {
+  const kernels::StateFormat format = StateFormatOf(config);
+  return {moments, format.master_bytes(), format.moment_bytes()};
+}
+
 SegmentPlan PlanSegments(const contract::Layout& layout, const JobSpec& spec, uint64_t page_bytes) {
   const auto weight = static_cast<kernels::DType>(spec.config.weight_dtype());
   SegmentPlan plan;
   plan.job_bytes = RoundUpTo(JobLayout(layout, spec).total, page_bytes);
-  plan.state_bytes =
-      RoundUpTo(std::max<uint64_t>(layout.num_chunks(), 1) *
-                    contract::ChunkRecordBytes(layout.chunk_elements(), spec.moments),
-                page_bytes);
+  plan.state_bytes = RoundUpTo(
+      std::max<uint64_t>(layout.num_chunks(), 1) *
+          contract::ChunkRecordBytes(layout.chunk_elements(), ShapeOf(spec.config, spec.moments)),
+      page_bytes);
   plan.reduced_bytes = RoundUpTo(
       ReducedLayout(layout, kernels::DTypeSize(ReducedDType(spec.config))).total, page_bytes);
   plan.weights_bytes = RoundUpTo(
@@ -250,7 +267,7 @@ SegmentPlan PlanSegments(const contract::Layout& layout, const JobSpec& spec, ui
 }
 
 uint64_t ChunkBytes(const contract::Layout& layout, const JobSpec& spec) {
-  return contract::ChunkRecordBytes(layout.chunk_elements(), spec.moments) +
+  return contract::ChunkRecordBytes(layout.chunk_elements(), ShapeOf(spec.config, spec.moments)) +
          layout.chunk_elements() * kernels::DTypeSize(ReducedDType(spec.config));
 }
 
@@ -316,8 +333,10 @@ void JobSegments::Describe(const StateDirectory& directory, const contract::Layo
   path_ = directory.JobPath(spec.config.name());
   plan_ = PlanSegments(layout, spec, directory.page_bytes());
   chunk_elements_ = layout.chunk_elements();
-  moments_ = spec.moments;
-  record_bytes_ = contract::ChunkRecordBytes(layout.chunk_elements(), spec.moments);
+  format_ = StateFormatOf(spec.config);
+  shape_ = ShapeOf(spec.config, spec.moments);
+  record_bytes_ = contract::ChunkRecordBytes(layout.chunk_elements(), shape_);
+  flat_elements_ = layout.flat_elements();
   slots_ = spec.config.slots();
   session_lines_ = WeightsLayout(layout, slots_, 1).session_lines();
   reduced_dtype_ = ReducedDType(spec.config);
@@ -337,7 +356,7 @@ void JobSegments::Describe(const StateDirectory& directory, const contract::Layo
 void JobSegments::InitialiseJob(const contract::Layout& layout, const JobSpec& spec) {
   const JobOffsets at = JobLayout(layout, spec);
   contract::JobHeader* h = header();
-  h->version = contract::kFormatVersion;
+  h->version = format_.plain() ? contract::kFormatVersion : contract::kStateFormatVersion;
   h->uid = spec.uid;
   CopyText(spec.config.name(), h->name, sizeof(h->name));
   CopyText(BootId(), h->boot_id, sizeof(h->boot_id));
@@ -508,7 +527,8 @@ absl::StatusOr<AdoptedJob> JobSegments::OpenFrom(
 
 absl::StatusOr<AdoptedJob> JobSegments::CreateFrom(
     const StateDirectory& directory, const std::string& name, std::span<const std::byte> image,
-    const std::function<absl::Status(std::span<std::byte>)>& read_state) {
+    const std::function<absl::Status(std::span<std::byte> state, std::span<std::byte> weights)>&
+        read_state) {
   const std::string what = absl::StrCat("the job segment of job '", name, "'");
   absl::StatusOr<JobFile> file = ReadJobFile(image, what);
   if (!file.ok()) return file.status();
@@ -526,7 +546,8 @@ absl::StatusOr<AdoptedJob> JobSegments::CreateFrom(
     status = Damaged(what, "has a table that does not fit its parameters");
   }
   if (status.ok()) {
-    status = read_state({job->state_.data(), layout->num_chunks() * job->record_bytes_});
+    status = read_state({job->state_.data(), layout->num_chunks() * job->record_bytes_},
+                        {job->weights(0), job->weights_image().size()});
   }
   if (status.ok()) status = job->CheckSegments(*layout, nullptr);
   if (!status.ok()) {
@@ -551,6 +572,42 @@ std::span<const std::byte> JobSegments::job_image() const {
 
 std::span<const std::byte> JobSegments::state_image(const contract::Layout& layout) const {
   return {state_.data(), layout.num_chunks() * record_bytes_};
+}
+
+std::span<const std::byte> JobSegments::weights_image() const {
+  return {weights(0), format_.split() ? flat_elements_ * sizeof(uint16_t) : 0};
+}
+
+uint64_t JobSegments::split_elements(uint64_t chunk) const {
+  if (!format_.split()) return 0;
+  return std::min<uint64_t>(chunk_elements_, flat_elements_ - chunk * chunk_elements_);
+}
+
+uint64_t JobSegments::moved_bytes(uint64_t chunk) const {
+  return record_bytes_ + split_elements(chunk) * sizeof(uint16_t);
+}
+
+uint64_t JobSegments::moved_bytes(contract::Range chunks) const {
+  uint64_t bytes = 0;
+  for (uint64_t c = chunks.begin; c < chunks.end; ++c) bytes += moved_bytes(c);
+  return bytes;
+}
+
+void JobSegments::CopyMoved(uint64_t chunk, uint64_t offset, std::span<char> out) const {
+  const uint64_t of_record = std::min(out.size(), record_bytes_ - std::min(offset, record_bytes_));
+  std::memcpy(out.data(), record(chunk) + offset, of_record);
+  if (of_record == out.size()) return;
+  std::memcpy(out.data() + of_record,
+              weights(chunk * chunk_elements_) + (offset + of_record - record_bytes_),
+              out.size() - of_record);
+}
+
+void JobSegments::TakeMoved(uint64_t chunk, uint64_t offset, std::span<const char> in) const {
+  const uint64_t of_record = std::min(in.size(), record_bytes_ - std::min(offset, record_bytes_));
+  std::memcpy(record(chunk) + offset, in.data(), of_record);
+  if (of_record == in.size()) return;
+  std::memcpy(weights(chunk * chunk_elements_) + (offset + of_record - record_bytes_),
+              in.data() + of_record, in.size() - of_record);
 }
 
 // Sizes, then headers: each segment is of this job, this timeline and this layout.
@@ -597,12 +654,30 @@ ChunkView JobSegments::chunk(uint64_t index) const {
   view.header = reinterpret_cast<contract::ChunkHeader*>(record);
   static_assert(sizeof(kernels::UndoLog) == contract::kUndoBytes);
   view.undo = reinterpret_cast<kernels::UndoLog*>(record + contract::kUndoOffset);
-  view.master = reinterpret_cast<float*>(record + contract::MasterOffset());
-  for (int m = 0; m < moments_; ++m) {
-    view.moment[static_cast<size_t>(m)] =
-        reinterpret_cast<float*>(record + contract::MomentOffset(chunk_elements_, m));
+  view.format = format_;
+  view.arrays.master = record + contract::MasterOffset();
+  for (int m = 0; m < shape_.moments; ++m) {
+    view.arrays.moments[static_cast<size_t>(m)] =
+        record + contract::MomentOffset(chunk_elements_, m, shape_);
+  }
+  if (format_.split()) {
+    view.arrays.weights = reinterpret_cast<uint16_t*>(weights(index * chunk_elements_));
   }
   return view;
+}
+
+void ChunkView::Read(size_t array, uint64_t begin, uint64_t count, float* out) const {
+  const kernels::Isa isa = kernels::BestIsa();
+  const kernels::StateArrays from = kernels::Advance(format, arrays, begin);
+  if (array == 0) return kernels::ReadMaster(isa, format, from, count, out);
+  kernels::ReadMoment(isa, format, from, array - 1, count, out);
+}
+
+void ChunkView::Write(size_t array, uint64_t begin, uint64_t count, const float* in) const {
+  const kernels::Isa isa = kernels::BestIsa();
+  const kernels::StateArrays to = kernels::Advance(format, arrays, begin);
+  if (array == 0) return kernels::WriteMaster(isa, format, to, count, in);
+  kernels::WriteMoment(isa, format, to, array - 1, count, in);
 }
 
 absl::Status JobSegments::CheckFrozen(size_t index, uint64_t offset, uint64_t bytes) const {

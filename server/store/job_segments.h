@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
+#include "kernels/state_format.h"
 #include "kernels/undo.h"
 #include "proto/contract/layout.h"
 #include "proto/contract/segments.h"
@@ -53,17 +54,31 @@ absl::StatusOr<std::vector<uint64_t>> FrozenBytes(const v1::OpenRequest& request
 // The dtype in which the reduced gradient is kept.
 kernels::DType ReducedDType(const v1::JobConfig& config);
 
+// How the state of a job lies in memory.
+kernels::StateFormat StateFormatOf(const v1::JobConfig& config);
+
+// What that takes in a chunk record.
+contract::StateShape ShapeOf(const v1::JobConfig& config, int moments);
+
 SegmentPlan PlanSegments(const contract::Layout& layout, const JobSpec& spec, uint64_t page_bytes);
 
 // What one chunk takes in the state and the reduced segment.
 uint64_t ChunkBytes(const contract::Layout& layout, const JobSpec& spec);
 
-// A chunk's arrays within the state segment.
+// A chunk within the state segment; of a split master the working weights are part of it.
 struct ChunkView {
   contract::ChunkHeader* header = nullptr;
   kernels::UndoLog* undo = nullptr;
-  float* master = nullptr;
-  std::array<float*, kernels::kMaxStates> moment = {};
+  kernels::StateFormat format;
+  kernels::StateArrays arrays;
+
+  // fp32 values of elements [begin, begin + count) of one array: 0 is the master, 1 and up are the
+  // moments. What is written is rounded to the format; writing what was read changes no bit.
+  void Read(size_t array, uint64_t begin, uint64_t count, float* out) const;
+  void Write(size_t array, uint64_t begin, uint64_t count, const float* in) const;
+  bool has_moment(size_t moment) const {
+    return moment < arrays.moments.size() && arrays.moments[moment] != nullptr;
+  }
 };
 
 class JobSegments;
@@ -108,16 +123,20 @@ class JobSegments {
   static absl::StatusOr<AdoptedJob> OpenKept(const StateDirectory& directory,
                                              const std::string& name, KeptSegments kept);
 
-  // Builds segments with the contents of a job segment that lay elsewhere and of a state segment,
-  // which `read_state` fills in. The job counts as initialised only when all of it is there; on
-  // failure nothing is left. DataLoss: the image or the state are not what they should be.
+  // Builds segments with the contents of a job segment that lay elsewhere, of a state segment, and
+  // of weights_image, which `read_state` fills in. The job counts as initialised only when all of
+  // it is there; on failure nothing is left. DataLoss: the image or the state are not what they
+  // should be.
   static absl::StatusOr<AdoptedJob> CreateFrom(
       const StateDirectory& directory, const std::string& name, std::span<const std::byte> image,
-      const std::function<absl::Status(std::span<std::byte>)>& read_state);
+      const std::function<absl::Status(std::span<std::byte> state, std::span<std::byte> weights)>&
+          read_state);
 
   // The used bytes of the job and the state segment: what CreateFrom takes.
   std::span<const std::byte> job_image() const;
   std::span<const std::byte> state_image(const contract::Layout& layout) const;
+  // The working weights where they are state, else nothing.
+  std::span<const std::byte> weights_image() const;
 
   // Of a sparse job. Makes room for chunks [begin, end); with `fresh` they are zero and of no step
   // yet, else their records are to be written as they come. ResourceExhausted: no room.
@@ -128,9 +147,14 @@ class JobSegments {
   void FreeChunks(contract::Range chunks) const;
   // What chunks take in the state and the reduced segment.
   uint64_t ChunkBytes(uint64_t chunks) const;
-  // A chunk's record as it lies in the segment.
-  std::byte* record(uint64_t chunk) const { return state_.data() + chunk * record_bytes_; }
+  // Of one chunk in the state segment.
   size_t record_bytes() const { return record_bytes_; }
+  // All of a chunk's state as it lies in memory, for another daemon: its record, then its working
+  // weights where they are state. [offset, offset + size) must be inside of moved_bytes.
+  uint64_t moved_bytes(uint64_t chunk) const;
+  uint64_t moved_bytes(contract::Range chunks) const;
+  void CopyMoved(uint64_t chunk, uint64_t offset, std::span<char> out) const;
+  void TakeMoved(uint64_t chunk, uint64_t offset, std::span<const char> in) const;
 
   contract::JobHeader* header() const { return job_.at<contract::JobHeader>(0); }
   const Segment& job() const { return job_; }
@@ -152,6 +176,7 @@ class JobSegments {
   // The working weights from element `begin` on.
   std::byte* weights(uint64_t begin) const;
   kernels::DType weight_dtype() const { return weight_dtype_; }
+  const kernels::StateFormat& state_format() const { return format_; }
   uint64_t weights_bytes() const { return weights_.bytes(); }
   absl::StatusOr<contract::UniqueFd> OpenWeights() const;
 
@@ -171,6 +196,9 @@ class JobSegments {
 
  private:
   JobSegments() = default;
+  std::byte* record(uint64_t chunk) const { return state_.data() + chunk * record_bytes_; }
+  // Elements of a chunk whose working weights are state; else 0.
+  uint64_t split_elements(uint64_t chunk) const;
   void Describe(const StateDirectory& directory, const contract::Layout& layout,
                 const JobSpec& spec);
   absl::Status CheckSegments(const contract::Layout& layout,
@@ -191,8 +219,10 @@ class JobSegments {
   SegmentPlan plan_;
   Segment job_, state_, reduced_, weights_;
   uint32_t chunk_elements_ = 0;
-  int moments_ = 0;
+  kernels::StateFormat format_;
+  contract::StateShape shape_;
   size_t record_bytes_ = 0;
+  uint64_t flat_elements_ = 0;
   uint32_t slots_ = 0;
   uint32_t session_lines_ = 0;
   kernels::DType reduced_dtype_ = kernels::DType::kFloat32;

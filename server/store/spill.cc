@@ -191,21 +191,23 @@ absl::Status SpillDirectory::Spill(const JobSegments& segments, const contract::
   const std::string target = env::JoinPath(path_, job);
   const Bytes image = segments.job_image();
   const Bytes state = segments.state_image(layout);
+  const Bytes weights = segments.weights_image();
   absl::StatusOr<uint64_t> free = files_->FreeBytes(path_);
   if (!free.ok()) return free.status();
-  if (*free < image.size() + state.size() + kSlack) {
+  const uint64_t needed = image.size() + state.size() + weights.size() + kSlack;
+  if (*free < needed) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("spilling job '", job, "' needs ", image.size() + state.size() + kSlack,
-                     " bytes of ", path_, ", which has ", *free,
-                     " free; make room there, or set spill.directory to a larger disk"));
+        absl::StrCat("spilling job '", job, "' needs ", needed, " bytes of ", path_, ", which has ",
+                     *free, " free; make room there, or set spill.directory to a larger disk"));
   }
   const std::string text = status.SerializeAsString();
   const auto write = [&]() -> absl::Status {
     if (absl::Status s = env::RemoveTree(files_, building); !s.ok()) return s;
     if (absl::Status s = files_->MakeDirectory(building); !s.ok()) return s;
     Json manifest = {{"format", kSpillFormat}, {"job", job}, {"files", Json::object()}};
-    const std::pair<const char*, Bytes> parts[] = {
+    std::vector<std::pair<const char*, Bytes>> parts = {
         {"job", image}, {"state", state}, {"status", std::as_bytes(std::span(text))}};
+    if (!weights.empty()) parts.emplace_back("weights", weights);
     for (const auto& [name, data] : parts) {
       absl::StatusOr<FileEntry> entry = WriteFile(files_, env::JoinPath(building, name), data);
       if (!entry.ok()) return entry.status();
@@ -237,12 +239,19 @@ absl::StatusOr<AdoptedJob> SpillDirectory::Restore(const StateDirectory& directo
   if (absl::Status s = CheckSize(files_, image_path, image_entry); !s.ok()) return s;
   std::vector<std::byte> image(image_entry.bytes);
   if (absl::Status s = ReadChecked(files_, image_path, image_entry, image); !s.ok()) return s;
-  return JobSegments::CreateFrom(directory, job, image, [&](std::span<std::byte> state) {
+  const auto read = [&](std::span<std::byte> state, std::span<std::byte> weights) {
     absl::Status status =
         ReadChecked(files_, env::JoinPath(from, "state"), entries->at("state"), state);
+    if (status.ok() && !weights.empty()) {
+      status =
+          entries->contains("weights")
+              ? ReadChecked(files_, env::JoinPath(from, "weights"), entries->at("weights"), weights)
+              : Damaged(from, "lacks the working weights, which are part of its state");
+    }
     if (status.ok()) reach_("unspill.before_initialised");
     return status;
-  });
+  };
+  return JobSegments::CreateFrom(directory, job, image, read);
 }
 
 absl::Status SpillDirectory::Remove(const std::string& job) const {

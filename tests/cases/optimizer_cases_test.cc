@@ -1,12 +1,14 @@
-// Every optimizer through what a job goes through: ranks of any number, the daemon's death at any
-// point, checkpoints, spilling, reading of its state.
+// Every optimizer, and the formats of its state, through what a job goes through: ranks of any
+// number, the daemon's death at any point, checkpoints, spilling, reading of its state.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -53,6 +55,10 @@ JobOptions JobOf(const std::string& optimizer) {
 struct Kind {
   const char* optimizer;
   std::vector<std::string> states;
+  MomentFormat moments = MomentFormat::kFloat32;
+  bool split = false;
+  bool stochastic_moments = false;
+  bool stochastic_weights = false;
 };
 
 const Kind kKinds[] = {
@@ -66,6 +72,33 @@ const Kind kKinds[] = {
     {"rmsprop", {"square_avg", "momentum_buffer"}},
     {"sgd", {"momentum_buffer"}},
 };
+// In other formats than fp32.
+const Kind kFormats[] = {
+    {"adamw", {"exp_avg", "exp_avg_sq"}, MomentFormat::kBFloat16, true},
+    {"adam_amsgrad", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, MomentFormat::kBFloat16, false},
+    {"lamb", {"exp_avg", "exp_avg_sq"}, MomentFormat::kBFloat16, true},
+    {"lion", {"exp_avg"}, MomentFormat::kFloat32, true},
+    {"adamw", {"exp_avg", "exp_avg_sq"}, MomentFormat::kBFloat16, true, true},
+    {"adamw", {"exp_avg", "exp_avg_sq"}, MomentFormat::kBFloat16, false, true, true},
+};
+
+std::string NameOf(const testing::TestParamInfo<Kind>& info) {
+  const Kind& kind = info.param;
+  return std::string(kind.optimizer) +
+         (kind.moments == MomentFormat::kBFloat16 ? "_bf16" : "_fp32") +
+         (kind.split ? "_split" : "") + (kind.stochastic_moments ? "_rounded" : "") +
+         (kind.stochastic_weights ? "_weights" : "");
+}
+
+JobOptions JobOf(const Kind& kind) {
+  JobOptions job = JobOf(std::string(kind.optimizer));
+  job.moments = kind.moments;
+  job.split_master = kind.split;
+  job.stochastic_moments = kind.stochastic_moments;
+  job.stochastic_weights = kind.stochastic_weights;
+  if (kind.stochastic_moments || kind.stochastic_weights) job.seed = 7;
+  return job;
+}
 
 constexpr uint64_t kSteps = 5;
 
@@ -119,7 +152,7 @@ class OptimizerCases : public testing::TestWithParam<Kind> {
     return std::make_unique<DaemonProcess>(options);
   }
   static std::unique_ptr<Session> Open(const std::string& socket, uint32_t rank, uint32_t world) {
-    return OpenRank(socket, rank, world, JobOf(GetParam().optimizer), Model(), 0.5f);
+    return OpenRank(socket, rank, world, JobOf(GetParam()), Model(), 0.5f);
   }
   static size_t num_states() { return GetParam().states.size(); }
 
@@ -265,6 +298,156 @@ TEST_P(OptimizerCases, AStateThatItLacksIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(All, OptimizerCases, testing::ValuesIn(kKinds),
                          [](const auto& info) { return std::string(info.param.optimizer); });
+INSTANTIATE_TEST_SUITE_P(Formats, OptimizerCases, testing::ValuesIn(kFormats), NameOf);
+
+// Masters, moments and working weights of adamw after kSteps, and what the daemon holds.
+struct Trained {
+  State state;
+  std::vector<std::byte> weights;
+  uint64_t state_bytes = 0;
+};
+
+Trained TrainIn(MomentFormat moments, bool split) {
+  DaemonProcess daemon;
+  auto session =
+      OpenRank(daemon.socket(), 0, 1, JobOf({"adamw", {"exp_avg", "exp_avg_sq"}, moments, split}),
+               Model(), 0.5f);
+  while (session->next_step() <= kSteps) OneStep(session.get());
+  Trained trained;
+  trained.state = ReadState(session.get(), 2);
+  for (size_t p = 0; p < session->num_parameters(); ++p) {
+    const auto there = session->WaitWeights(p);
+    EXPECT_TRUE(there.ok()) << there.status();
+    const auto* weights = static_cast<const std::byte*>(*there);
+    trained.weights.insert(trained.weights.end(), weights,
+                           weights + trained.state[3 * p].size() * 2);
+  }
+  trained.state_bytes = daemon.Job("opt").state_bytes();
+  EXPECT_TRUE(session->Close().ok());
+  return trained;
+}
+
+TEST(StateFormatCases, ASplitMasterGivesTheBitsOfAnFp32OneInLessMemory) {
+  for (const MomentFormat moments : {MomentFormat::kFloat32, MomentFormat::kBFloat16}) {
+    const Trained whole = TrainIn(moments, false), split = TrainIn(moments, true);
+    EXPECT_TRUE(SameBits(split.state, whole.state));
+    EXPECT_EQ(split.weights, whole.weights);
+    // Five chunks of 4096 elements, the low halves alone.
+    EXPECT_EQ(split.state_bytes + 5 * 4096 * 2, whole.state_bytes);
+  }
+}
+
+TEST(StateFormatCases, MomentsOfBf16AreRoundedAndTakeHalf) {
+  const Trained fp32 = TrainIn(MomentFormat::kFloat32, false);
+  const Trained bf16 = TrainIn(MomentFormat::kBFloat16, false);
+  EXPECT_EQ(bf16.state_bytes + 2 * 5 * 4096 * 2, fp32.state_bytes);
+  for (size_t a = 0; a < fp32.state.size(); ++a) {
+    if (a % 3 == 0) continue;
+    float largest = 0;
+    for (const float value : fp32.state[a]) largest = std::max(largest, std::fabs(value));
+    for (size_t i = 0; i < fp32.state[a].size(); ++i) {
+      const float rounded = bf16.state[a][i], exact = fp32.state[a][i];
+      uint32_t bits = 0;
+      std::memcpy(&bits, &rounded, sizeof(bits));
+      ASSERT_EQ(bits & 0xFFFF, 0u) << "state " << a << " element " << i;
+      ASSERT_NEAR(rounded, exact, largest / 64) << "state " << a << " element " << i;
+    }
+  }
+}
+
+TEST(StateFormatCases, ASplitMasterWithWeightsThatAreNotBf16IsRefused) {
+  DaemonProcess daemon;
+  for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
+    JobOptions job = JobOf("adamw");
+    job.weight_dtype = dtype;
+    job.split_master = true;
+    const auto session = Session::Open(RankOptions(daemon.socket(), 0, 1), job, Model());
+    EXPECT_EQ(session.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(session.status().message()), HasSubstr("weight_dtype = bf16"));
+  }
+}
+
+// Weights too: after a restart they are cast anew, the same way.
+TEST(StateFormatCases, WeightsRoundedStochasticallyAreTheSameAfterTheDaemonsDeath) {
+  JobOptions job = JobOf("adamw");
+  job.stochastic_weights = true;
+  job.seed = 3;
+  TempDir state{"/dev/shm"};
+  DaemonProcess::Options options;
+  options.state_directory = state.path() + "/state";
+  options.socket = state.path() + "/d.sock";
+  auto daemon = std::make_unique<DaemonProcess>(options);
+  const auto weights_of = [](Session* session) {
+    std::vector<uint16_t> weights;
+    for (size_t p = 0; p < session->num_parameters(); ++p) {
+      const auto there = session->WaitWeights(p);
+      EXPECT_TRUE(there.ok()) << there.status();
+      const auto* of_parameter = static_cast<const uint16_t*>(*there);
+      weights.insert(weights.end(), of_parameter, of_parameter + (p == 0 ? 101 * 64 : 12000));
+    }
+    return weights;
+  };
+  auto session = OpenRank(daemon->socket(), 0, 1, job, Model(), 0.5f);
+  while (session->next_step() <= kSteps) OneStep(session.get());
+  const std::vector<uint16_t> before = weights_of(session.get());
+  // A neighbour of the master each, some rounded up and some down.
+  size_t up = 0, down = 0, at = 0;
+  for (size_t p = 0; p < session->num_parameters(); ++p) {
+    for (const float master : ReadAll(session.get(), StateKind::kMaster, p)) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &master, sizeof(bits));
+      const uint32_t below = bits >> 16, weight = before[at++];
+      ASSERT_TRUE(weight == below || weight == below + 1) << at;
+      if ((bits & 0xFFFF) == 0) continue;
+      ++(weight == below ? down : up);
+    }
+  }
+  EXPECT_GT(up, before.size() / 4);
+  EXPECT_GT(down, before.size() / 4);
+  session.reset();
+  kill(daemon->pid(), SIGKILL);
+  daemon->AwaitDeath();
+  daemon.reset();
+  daemon = std::make_unique<DaemonProcess>(options);
+  session = OpenRank(daemon->socket(), 0, 1, job, Model(), 0.5f);
+  EXPECT_EQ(session->next_step(), kSteps + 1);
+  EXPECT_EQ(weights_of(session.get()), before);
+  EXPECT_TRUE(session->Close().ok());
+}
+
+TEST(StateFormatCases, StochasticRoundingOfWhatIsNotRoundedIsRefused) {
+  DaemonProcess daemon;
+  const auto refusal = [&](const std::function<void(JobOptions*)>& change) {
+    JobOptions job = JobOf("adamw");
+    change(&job);
+    const auto session = Session::Open(RankOptions(daemon.socket(), 0, 1), job, Model());
+    EXPECT_EQ(session.status().code(), absl::StatusCode::kInvalidArgument) << session.status();
+    return std::string(session.status().message());
+  };
+  EXPECT_THAT(refusal([](JobOptions* job) { job->stochastic_moments = true; }),
+              HasSubstr("give moments = bf16"));
+  EXPECT_THAT(refusal([](JobOptions* job) {
+                job->stochastic_weights = true;
+                job->weight_dtype = DType::kFloat16;
+              }),
+              HasSubstr("give weight_dtype = bf16"));
+  EXPECT_THAT(refusal([](JobOptions* job) { job->stochastic_weights = job->split_master = true; }),
+              HasSubstr("give split_master = false"));
+  EXPECT_THAT(refusal([](JobOptions* job) { job->seed = 5; }), HasSubstr("leave seed out"));
+}
+
+TEST(StateFormatCases, AnotherFormatIsAnotherJob) {
+  DaemonProcess daemon;
+  auto session = OpenRank(daemon.socket(), 0, 1, JobOf("adamw"), Model(), 0.5f);
+  EXPECT_TRUE(session->Close().ok());
+  JobOptions job = JobOf("adamw");
+  job.moments = MomentFormat::kBFloat16;
+  job.split_master = true;
+  const auto other = Session::Open(RankOptions(daemon.socket(), 0, 1), job, Model());
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition) << other.status();
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("moments: "));
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("split_master: "));
+}
 
 TEST(OptimizerNames, AnUnknownOneIsRefusedWithThoseThatThereAre) {
   DaemonProcess daemon;
@@ -318,6 +501,43 @@ TEST(SharedOptimizerCases, ThreeStatesOverTwoDaemonsAndLambRefused) {
   const auto session = Session::Open(RankOptions(cluster[0].socket(), 0, 1), lamb, Model());
   EXPECT_EQ(session.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(session.status().message()), HasSubstr("optimizer lamb"));
+}
+
+// Chunks go to the daemon with more ranks and are dealt out again: with their working weights,
+// which are a part of the state.
+TEST(SharedStateFormatCases, ASplitMasterMovesWithItsChunks) {
+  const Kind kind{"adamw", {"exp_avg", "exp_avg_sq"}, MomentFormat::kBFloat16, true};
+  State expected;
+  {
+    DaemonProcess daemon;
+    auto session = OpenRank(daemon.socket(), 0, 1, JobOf(kind), Model(), 0.5f);
+    while (session->next_step() <= 6) OneStep(session.get());
+    expected = ReadState(session.get(), 2);
+    EXPECT_TRUE(session->Close().ok());
+  }
+  Cluster cluster(2);
+  cluster.AwaitLinks();
+  const auto train = [&](uint32_t world, auto daemon_of, uint64_t last) {
+    ForEachRank(world, [&](uint32_t rank) {
+      auto session =
+          OpenRank(cluster[daemon_of(rank)].socket(), rank, world, JobOf(kind), Model(), 0.5f);
+      while (session->next_step() <= last && !testing::Test::HasFatalFailure()) {
+        OneStep(session.get());
+      }
+      if (rank == world - 1 && last == 6) {
+        EXPECT_TRUE(SameBits(ReadState(session.get(), 2), expected));
+      }
+      EXPECT_TRUE(session->Close().ok());
+    });
+  };
+  const auto over_both = [](uint32_t rank) { return rank / 2; };
+  train(4, over_both, 2);
+  EXPECT_EQ(cluster[0].Job("opt").own_chunks(), 2u);
+  const auto three_and_one = [](uint32_t rank) { return rank / 3; };
+  train(4, three_and_one, 4);
+  EXPECT_EQ(cluster[0].Job("opt").own_chunks(), 3u);
+  train(4, over_both, 6);
+  EXPECT_EQ(cluster[0].Job("opt").own_chunks(), 2u);
 }
 
 // --- A user's own.

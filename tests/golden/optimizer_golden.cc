@@ -39,7 +39,9 @@ absl::StatusOr<OptimizerResult> CheckOptimizer(const std::string& path, Isa isa)
     run.weight_dtype = DType::kFloat32;
     run.scalars = &scalars;
     if (optimizer->has_trust_ratio()) {
-      const kernels::TrustSums sums = kernels::TrustMeter().Measure(*optimizer, isa, run);
+      const kernels::StateArrays arrays = {master.data(), {state[0].data(), state[1].data()}};
+      const kernels::TrustSums sums =
+          kernels::TrustMeter().Measure(*optimizer, isa, {}, arrays, run);
       optimizer->SetTrust(file->hyper, std::sqrt(sums.parameter), std::sqrt(sums.direction),
                           &scalars);
     }
